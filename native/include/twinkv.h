@@ -176,6 +176,12 @@ typedef struct twinkv_state_info {
 
 TWINKV_API twinkv_status twinkv_state_inspect(const uint8_t* blob, size_t size, twinkv_state_info* out);
 
+/* Which layers of the tap the first cache of a state holds, by comparing key rows: indices [n_layer] of the
+ * tap, in the state's order. Take the state while the cache holds one token in cell 0 (right after the first
+ * decode): it also proves that states are laid out as this library reads them. */
+TWINKV_API twinkv_status twinkv_state_match(const twinkv_tap* tap, const uint8_t* blob, size_t size,
+                                            int32_t n_layer, int32_t* indices);
+
 /* Keeps, of sequence seq_id, cell index[l, h, c] of layer l and KV head h as cell c of n_keep; positions
  * [n_keep], ascending, are what llama.cpp is told (the last must be the sequence's last position). index
  * [n_layer, n_head_kv, n_keep] ascending per head. On failure the sequence is put back as it was. */

@@ -291,6 +291,13 @@ void bind_state(nb::module_& m) {
         },
         "blob"_a);
     m.def(
+        "state_match",
+        [](const Tap& t, Array<const uint8_t, nb::ndim<1>> blob, Array<int32_t, nb::ndim<1>> indices) {
+            check(twinkv_state_match(t.tap, blob.data(), blob.size(), int32_t(indices.shape(0)),
+                                     indices.data()));
+        },
+        "tap"_a, "blob"_a, "indices"_a);
+    m.def(
         "evict",
         [](uintptr_t ctx, int32_t seq_id, Array<const int32_t, nb::ndim<3>> index,
            Array<const int32_t, nb::ndim<1>> positions, int n_threads) {
