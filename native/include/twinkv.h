@@ -51,18 +51,64 @@ TWINKV_API twinkv_status twinkv_rows_to_f32(int ggml_type, const void* src, size
                                             size_t row_stride, int64_t n_rows, int64_t n_values,
                                             int n_threads, float* dst);
 
-/* ---- twins: Eq. 2 and Eq. 4 of the TwinKV paper (native/twins) -------------------------------------------
- */
+/* ---- twins: Eq. 2 and Eq. 4 of the TwinKV paper, and its repair pass (native/twins)
+ * ------------------------ */
 
-/* Eq. 2. keys [n, d]; counts [n] receives, for each token i, the number of j with |i-j| > local_window and
- * sim(i, j) > tau. A zero or non-finite key has no twins. */
-TWINKV_API twinkv_status twinkv_twin_counts(const float* keys, int64_t n, int64_t d, float tau,
-                                            int64_t local_window, int n_threads, int32_t* counts);
+/* Keys of n_heads attention heads with n tokens each, read where they lie: a float32 array as well as the
+ * rows of a KV cache tensor of any type that twinkv_rows_supported() knows. Key i of head h starts at data +
+ * h * head_stride + i * row_stride (bytes) and holds d values, which are contiguous.
+ *
+ * positions: the tokens' true positions, strictly ascending within a head, for a cache that was compressed
+ * before; those of head h start at positions + h * position_stride (0: one table for all heads). NULL:
+ * 0..n-1. */
+typedef struct twinkv_keys {
+    const void* data;
+    int type; /* a ggml_type; 0 is float32 */
+    int64_t n_heads, n, d;
+    size_t head_stride, row_stride;
+    const int32_t* positions;
+    int64_t position_stride;
+} twinkv_keys;
 
-/* Eq. 4. retained [n] (0/1); best [n] receives max sim(i, j) over retained j with |i-j| > local_window,
- * j != i, and -1 where there is none. */
-TWINKV_API twinkv_status twinkv_best_twin(const float* keys, const uint8_t* retained, int64_t n, int64_t d,
+/* The one definition of similarity, which every backend returns bit for bit (docs/kernels.md):
+ *   norm_i = sqrt(sum k^2) in double, in the order of the dimensions; khat_i = (float)(k / norm_i)
+ *   sim(i, j) = (float)(sum khat_i khat_j in double, in the order of the dimensions)
+ * and i, j are compared only where |pos_i - pos_j| > local_window. A key whose norm is zero or not finite has
+ * no similarity to anything. */
+
+/* Eq. 2. counts [n_heads, n]: the number of j with sim(i, j) > tau. */
+TWINKV_API twinkv_status twinkv_twin_counts(const twinkv_keys* keys, float tau, int64_t local_window,
+                                            int n_threads, int32_t* counts);
+
+/* Eq. 4. retained [n_heads, n] (0/1); best [n_heads, n]: the largest sim(i, j) over retained j, -1 where
+ * there is none (and never less than -1). */
+TWINKV_API twinkv_status twinkv_best_twin(const twinkv_keys* keys, const uint8_t* retained,
                                           int64_t local_window, int n_threads, float* best);
+
+/* Keys that have no direction. invalid [n_heads, n]: 1 where the norm is zero or not finite. */
+TWINKV_API twinkv_status twinkv_invalid_keys(const twinkv_keys* keys, int n_threads, uint8_t* invalid);
+
+typedef enum twinkv_repair_mode {
+    TWINKV_REPAIR_PAPER = 0,      /* section 3.4: every swap judged against the set the policy chose */
+    TWINKV_REPAIR_CONSISTENT = 1, /* every swap judged against the set as it stands (docs/kernels.md) */
+} twinkv_repair_mode;
+
+typedef struct twinkv_repair_params {
+    twinkv_repair_mode mode;
+    float tau;
+    int64_t local_window;
+    int64_t n_sink;   /* tokens at positions < n_sink are never evicted */
+    int64_t n_recent; /* nor those at positions > last position - n_recent */
+} twinkv_repair_params;
+
+typedef struct twinkv_repair_stats {
+    int64_t n_swaps, n_orphans, n_donors; /* orphans and donors as judged against the set given */
+} twinkv_repair_stats;
+
+/* Section 3.4: swaps redundant donors for orphans within the budget. retained [n_heads, n] is rewritten in
+ * place, as many tokens per head as before; stats [n_heads]. A key without direction is never admitted. */
+TWINKV_API twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_repair_params* params,
+                                       int n_threads, uint8_t* retained, twinkv_repair_stats* stats);
 
 /* ---- tap: what a context computes, watched through the public cb_eval (native/tap) ----------------------
  */
