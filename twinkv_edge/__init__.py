@@ -1,13 +1,9 @@
 """KV-cache eviction with the TwinKV repair pass, per attention head, on an unmodified llama-cpp-python."""
 
-from . import _install
-
-_install.check()
-
-from . import models, policies  # noqa: E402  (the check comes first: its message says what to reinstall)
-from ._version import __version__  # noqa: E402
-from .compression import Compression  # noqa: E402
-from .errors import (  # noqa: E402
+from . import models, policies
+from ._version import __version__
+from .compression import Compression
+from .errors import (
     CacheStateError,
     InputError,
     InstallError,
@@ -15,11 +11,11 @@ from .errors import (  # noqa: E402
     TwinKVError,
     UnsupportedModelError,
 )
-from .kv_cache import KVCache  # noqa: E402
-from .llama import CompressedLlama, score  # noqa: E402
-from .repair import Repair, repair  # noqa: E402
-from .report import CompressionReport, Footprint  # noqa: E402
-from .twins import best_twin, twin_counts  # noqa: E402
+from .kv_cache import KVCache
+from .llama import CompressedLlama, score
+from .repair import Repair, repair
+from .report import CompressionReport, Footprint
+from .twins import best_twin, twin_counts
 
 __all__ = [
     "CacheStateError",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _native
+from ._install import native
 from .errors import UnsupportedModelError
 
 HALF_SPLIT = 2  # GGML_ROPE_TYPE_NEOX: pair p is (p, p + n_dims/2); otherwise (2p, 2p+1)
@@ -39,7 +39,7 @@ def unrotated(
     """
     out = np.array(rows, dtype=np.float32, order="C", copy=True)
     rope = rotation.rope
-    _native.unrotate(
+    native.unrotate(
         rope, list(rope["freq_factors"]), rotation.hadamard, out, np.ascontiguousarray(positions, dtype=np.int32)
     )
     return out

@@ -11,7 +11,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from . import _native
+from ._install import native
 from .errors import CacheStateError, InputError, UnsupportedModelError
 from .key_space import Rotation
 from .report import CompressionReport, Footprint
@@ -56,7 +56,7 @@ class KVCache:
     On sliding-window models only the full-attention layers are here: the others forget by themselves.
     """
 
-    def __init__(self, ctx: Any, tap: _native.Tap) -> None:
+    def __init__(self, ctx: Any, tap: Any) -> None:
         self._ctx = ctx
         self._tap = tap
         self._memory = llama_cpp.llama_get_memory(ctx)
@@ -161,7 +161,7 @@ class KVCache:
             for layer in range(self.n_layers):
                 table[layer] = np.take_along_axis(self._positions_by_head(layer), index[layer], axis=1)
             start = time.perf_counter()
-            _native.evict(_address(self._ctx), SEQ_ID, index, self._cell_positions(table))
+            native.evict(_address(self._ctx), SEQ_ID, index, self._cell_positions(table))
             self._table, self._boundary = table, self._n_tokens
             evicted = time.perf_counter()
             self.release()
@@ -285,9 +285,9 @@ class KVCache:
                 "no attention layer with a KV cache was seen: the model is recurrent, hybrid, MLA or an encoder"
             )
         blob = _sequence_state(self._ctx)
-        n_layer = _native.state_inspect(blob)["n_layer"]
+        n_layer = native.state_inspect(blob)["n_layer"]
         indices = np.empty(n_layer, dtype=np.int32)
-        _native.state_match(self._tap, blob, indices)
+        native.state_match(self._tap, blob, indices)
         self.layers = tuple(_layer(self._tap, int(i)) for i in indices)
         shapes = {(x.n_head_kv, x.head_dim_k, x.head_dim_v) for x in self.layers}
         if len(shapes) > 1:
@@ -297,7 +297,7 @@ class KVCache:
         self.release()
 
 
-def _layer(tap: _native.Tap, index: int) -> Layer:
+def _layer(tap: Any, index: int) -> Layer:
     f = tap.layer(index)
     names = [name for name in Layer.__dataclass_fields__ if name not in ("tap_index", "rotation")]
     return Layer(tap_index=index, rotation=Rotation(f["rope"], f["hadamard"]), **{name: f[name] for name in names})

@@ -10,7 +10,8 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from . import _native, models, pipeline, policies
+from . import models, pipeline, policies
+from ._install import native
 from .compression import Compression
 from .errors import CacheStateError, InputError, UnsupportedModelError
 from .kv_cache import KVCache, Snapshot
@@ -44,7 +45,7 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self.facts = models.facts(path)
         models.require_rewritable(self.facts)
         self.compression = compression or Compression()
-        self._tap = _native.Tap()
+        self._tap = native.Tap()
         self._context_params: Any = None
         self._kv: KVCache | None = None
         self._n_ctx_cells = 0
@@ -216,7 +217,9 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self.kv.restore(getattr(state, "twinkv", None) or Snapshot(state.n_tokens, None, 0))
 
 
-def score(llm: CompressedLlama, tokens: Sequence[int], policy: str = "snapkv", **options: Any) -> npt.NDArray[np.float32]:
+def score(
+    llm: CompressedLlama, tokens: Sequence[int], policy: str = "snapkv", **options: Any
+) -> npt.NDArray[np.float32]:
     """Scores that a policy gives to the tokens of a prompt: float32 [L, H, n], higher means keep.
 
     The prompt is evaluated from the start; the cache holds it afterwards.

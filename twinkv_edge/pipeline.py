@@ -137,7 +137,7 @@ def _plan_heads(
                 plan.swaps += int(np.sum(done.n_swaps))
                 plan.orphans += int(np.sum(done.n_orphans))
                 plan.donors += int(np.sum(done.n_donors))
-                plan.backend = twins.last_backend()
+                plan.backend = done.backend
         plan.retained[layer.index] = retained
     return plan
 
@@ -169,7 +169,7 @@ def _plan_cells(
                 best = twins.best_twin(layer.compared_keys, each, cfg.local_window, positions=layer.positions)
                 votes.add(best, tau, np.ones(retained.shape, dtype=np.bool_))
             retained, plan.swaps, plan.orphans, plan.donors = votes.swap()
-            plan.backend = twins.last_backend()
+            plan.backend = twins.active_backend()
     plan.retained[:] = retained
     return plan
 

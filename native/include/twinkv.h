@@ -47,9 +47,8 @@ TWINKV_API bool twinkv_rows_supported(int ggml_type);
 
 /* Reads n_rows rows of n_values values each, row_stride bytes apart, into dst [n_rows, n_values].
  * n_values must be a multiple of the type's block size. */
-TWINKV_API twinkv_status twinkv_rows_to_f32(int ggml_type, const void* src, size_t src_bytes,
-                                            size_t row_stride, int64_t n_rows, int64_t n_values,
-                                            int n_threads, float* dst);
+TWINKV_API twinkv_status twinkv_rows_to_f32(int ggml_type, const void* src, size_t src_bytes, size_t row_stride,
+                                            int64_t n_rows, int64_t n_values, int n_threads, float* dst);
 
 /* ---- twins: Eq. 2 and Eq. 4 of the TwinKV paper, and its repair pass (native/twins)
  * ------------------------ */
@@ -77,13 +76,13 @@ typedef struct twinkv_keys {
  * no similarity to anything. */
 
 /* Eq. 2. counts [n_heads, n]: the number of j with sim(i, j) > tau. */
-TWINKV_API twinkv_status twinkv_twin_counts(const twinkv_keys* keys, float tau, int64_t local_window,
-                                            int n_threads, int32_t* counts);
+TWINKV_API twinkv_status twinkv_twin_counts(const twinkv_keys* keys, float tau, int64_t local_window, int n_threads,
+                                            int32_t* counts);
 
 /* Eq. 4. retained [n_heads, n] (0/1); best [n_heads, n]: the largest sim(i, j) over retained j, -1 where
  * there is none (and never less than -1). */
-TWINKV_API twinkv_status twinkv_best_twin(const twinkv_keys* keys, const uint8_t* retained,
-                                          int64_t local_window, int n_threads, float* best);
+TWINKV_API twinkv_status twinkv_best_twin(const twinkv_keys* keys, const uint8_t* retained, int64_t local_window,
+                                          int n_threads, float* best);
 
 /* Keys that have no direction. invalid [n_heads, n]: 1 where the norm is zero or not finite. */
 TWINKV_API twinkv_status twinkv_invalid_keys(const twinkv_keys* keys, int n_threads, uint8_t* invalid);
@@ -107,8 +106,8 @@ typedef struct twinkv_repair_stats {
 
 /* Section 3.4: swaps redundant donors for orphans within the budget. retained [n_heads, n] is rewritten in
  * place, as many tokens per head as before; stats [n_heads]. A key without direction is never admitted. */
-TWINKV_API twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_repair_params* params,
-                                       int n_threads, uint8_t* retained, twinkv_repair_stats* stats);
+TWINKV_API twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_repair_params* params, int n_threads,
+                                       uint8_t* retained, twinkv_repair_stats* stats);
 
 /* ---- tap: what a context computes, watched through the public cb_eval (native/tap) ----------------------
  */
@@ -138,10 +137,10 @@ typedef struct twinkv_layer {
     int32_t head_dim_k, head_dim_v;
     int32_t type_k, type_v; /* ggml_type of the cache rows */
     int32_t v_transposed;   /* no flash attention: V is stored [n_embd_v, n_cells] */
-    int32_t hadamard; /* size of the Hadamard blocks a quantized K cache is rotated by after RoPE; 0: none */
-    int32_t is_host;  /* the cache tensors can be read in place */
-    int64_t n_cells;  /* cells allocated */
-    uint64_t buffer_id; /* layers of one cache share it (sliding-window models keep two caches) */
+    int32_t hadamard;       /* size of the Hadamard blocks a quantized K cache is rotated by after RoPE; 0: none */
+    int32_t is_host;        /* the cache tensors can be read in place */
+    int64_t n_cells;        /* cells allocated */
+    uint64_t buffer_id;     /* layers of one cache share it (sliding-window models keep two caches) */
     float kq_scale, softcap;
     twinkv_rope rope;
 } twinkv_layer;
@@ -150,8 +149,7 @@ typedef struct twinkv_layer {
 TWINKV_API int32_t twinkv_tap_n_layers(const twinkv_tap* tap);
 TWINKV_API twinkv_status twinkv_tap_layer(const twinkv_tap* tap, int32_t index, twinkv_layer* out);
 /* factors [n_dims / 2] */
-TWINKV_API twinkv_status twinkv_tap_freq_factors(const twinkv_tap* tap, int32_t index, float* factors,
-                                                 int64_t n);
+TWINKV_API twinkv_status twinkv_tap_freq_factors(const twinkv_tap* tap, int32_t index, float* factors, int64_t n);
 
 /* Reads cells [first, first + n) of layer `index` into dst [n, n_head_kv * head_dim], K or V, any cache type,
  * host or device. Keys come as cached: after RoPE and, on quantized caches, after the Hadamard rotation. */
@@ -177,8 +175,7 @@ TWINKV_API twinkv_status twinkv_tap_window(const twinkv_tap* tap, int32_t index,
 /* Tokens in the statistics of a layer. */
 TWINKV_API int64_t twinkv_tap_statistics_count(const twinkv_tap* tap, int32_t index);
 /* mean [n_head, head_dim_k], covariance [n_head, head_dim_k, head_dim_k] (divided by the count). */
-TWINKV_API twinkv_status twinkv_tap_statistics(const twinkv_tap* tap, int32_t index, double* mean,
-                                               double* covariance);
+TWINKV_API twinkv_status twinkv_tap_statistics(const twinkv_tap* tap, int32_t index, double* mean, double* covariance);
 
 /* Masks cells per KV head at the attention node (host backends): hidden [n_head_kv, n] is 1 where a head must
  * not see cells 0..n-1; cells past n stay as llama.cpp masks them. n = 0 removes the mask of that layer. */
@@ -205,8 +202,7 @@ TWINKV_API twinkv_status twinkv_tap_memory(const twinkv_tap* tap, int32_t index,
 /* Gives the pages of cells >= first_free of layer `index` back to the system; their content becomes zero.
  * *released receives the bytes given back: 0 on device buffers, transposed V and systems without such a call.
  */
-TWINKV_API twinkv_status twinkv_tap_release(twinkv_tap* tap, int32_t index, int64_t first_free,
-                                            uint64_t* released);
+TWINKV_API twinkv_status twinkv_tap_release(twinkv_tap* tap, int32_t index, int64_t first_free, uint64_t* released);
 
 /* ---- state: per-head eviction by rewriting a sequence state (native/state) --------------------------------
  */
@@ -225,15 +221,14 @@ TWINKV_API twinkv_status twinkv_state_inspect(const uint8_t* blob, size_t size, 
 /* Which layers of the tap the first cache of a state holds, by comparing key rows: indices [n_layer] of the
  * tap, in the state's order. Take the state while the cache holds one token in cell 0 (right after the first
  * decode): it also proves that states are laid out as this library reads them. */
-TWINKV_API twinkv_status twinkv_state_match(const twinkv_tap* tap, const uint8_t* blob, size_t size,
-                                            int32_t n_layer, int32_t* indices);
+TWINKV_API twinkv_status twinkv_state_match(const twinkv_tap* tap, const uint8_t* blob, size_t size, int32_t n_layer,
+                                            int32_t* indices);
 
 /* Keeps, of sequence seq_id, cell index[l, h, c] of layer l and KV head h as cell c of n_keep; positions
  * [n_keep], ascending, are what llama.cpp is told (the last must be the sequence's last position). index
  * [n_layer, n_head_kv, n_keep] ascending per head. On failure the sequence is put back as it was. */
-TWINKV_API twinkv_status twinkv_evict(struct llama_context* ctx, int32_t seq_id, int32_t n_layer,
-                                      int32_t n_head_kv, int64_t n_keep, const int32_t* index,
-                                      const int32_t* positions, int n_threads);
+TWINKV_API twinkv_status twinkv_evict(struct llama_context* ctx, int32_t seq_id, int32_t n_layer, int32_t n_head_kv,
+                                      int64_t n_keep, const int32_t* index, const int32_t* positions, int n_threads);
 
 #ifdef __cplusplus
 }

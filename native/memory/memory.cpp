@@ -26,8 +26,7 @@ uint64_t resident_bytes(const ggml_tensor* t) {
     const uintptr_t first = begin / page * page;
     std::vector<unsigned char> pages((end - first + page - 1) / page);
 #if defined(__APPLE__)
-    const int failed =
-        mincore(reinterpret_cast<void*>(first), end - first, reinterpret_cast<char*>(pages.data()));
+    const int failed = mincore(reinterpret_cast<void*>(first), end - first, reinterpret_cast<char*>(pages.data()));
 #else
     const int failed = mincore(reinterpret_cast<void*>(first), end - first, pages.data());
 #endif
@@ -37,8 +36,7 @@ uint64_t resident_bytes(const ggml_tensor* t) {
     uint64_t bytes = 0;
     for (size_t i = 0; i < pages.size(); ++i) {
         if (pages[i] & 1) {
-            const uintptr_t from = std::max(begin, first + i * page),
-                            to = std::min(end, first + (i + 1) * page);
+            const uintptr_t from = std::max(begin, first + i * page), to = std::min(end, first + (i + 1) * page);
             bytes += to - from;
         }
     }
@@ -105,10 +103,8 @@ twinkv_status twinkv_tap_memory(const twinkv_tap* tap, int32_t index, twinkv_mem
 twinkv_status twinkv_tap_release(twinkv_tap* tap, int32_t index, int64_t first_free, uint64_t* released) {
     return twinkv::guard([&] {
         const auto& layer = tap->at(index);
-        twinkv::require(first_free >= 0 && first_free <= layer.facts.n_cells,
-                        "cells past the end of the cache");
-        twinkv::require(layer.v != nullptr, "the layer's cache was not seen in the graph",
-                        TWINKV_EUNSUPPORTED);
+        twinkv::require(first_free >= 0 && first_free <= layer.facts.n_cells, "cells past the end of the cache");
+        twinkv::require(layer.v != nullptr, "the layer's cache was not seen in the graph", TWINKV_EUNSUPPORTED);
         *released = twinkv::release_rows(layer.k, first_free);
         if (!layer.facts.v_transposed) {
             *released += twinkv::release_rows(layer.v, first_free);

@@ -34,8 +34,7 @@ void bind_state(nb::module_& m) {
     m.def(
         "state_match",
         [](const Tap& t, Array<const uint8_t, nb::ndim<1>> blob, Array<int32_t, nb::ndim<1>> indices) {
-            check(twinkv_state_match(t.tap, blob.data(), blob.size(), int32_t(indices.shape(0)),
-                                     indices.data()));
+            check(twinkv_state_match(t.tap, blob.data(), blob.size(), int32_t(indices.shape(0)), indices.data()));
         },
         "tap"_a, "blob"_a, "indices"_a);
     m.def(
@@ -47,8 +46,8 @@ void bind_state(nb::module_& m) {
             }
             call([&] {
                 return twinkv_evict(reinterpret_cast<llama_context*>(ctx), seq_id, int32_t(index.shape(0)),
-                                    int32_t(index.shape(1)), int64_t(index.shape(2)), index.data(),
-                                    positions.data(), n_threads);
+                                    int32_t(index.shape(1)), int64_t(index.shape(2)), index.data(), positions.data(),
+                                    n_threads);
             });
         },
         "ctx"_a, "seq_id"_a, "index"_a, "positions"_a, "n_threads"_a = 0);

@@ -43,8 +43,8 @@ nb::dict layer_dict(const Tap& t, int32_t index) {
     return d;
 }
 
-void unrotate(nb::dict rope, std::vector<float> freq_factors, int32_t hadamard,
-              Array<float, nb::ndim<3>> rows, Array<const int32_t, nb::ndim<2>> positions, int n_threads) {
+void unrotate(nb::dict rope, std::vector<float> freq_factors, int32_t hadamard, Array<float, nb::ndim<3>> rows,
+              Array<const int32_t, nb::ndim<2>> positions, int n_threads) {
     if (positions.shape(0) != rows.shape(0) || positions.shape(1) != rows.shape(1)) {
         throw nb::value_error("positions must be [n, n_head] for rows [n, n_head, head_dim]");
     }
@@ -63,9 +63,8 @@ void unrotate(nb::dict rope, std::vector<float> freq_factors, int32_t hadamard,
         throw nb::value_error("freq_factors must be [n_dims / 2]");
     }
     call([&] {
-        return twinkv_unrotate(&r, freq_factors.data(), hadamard, rows.data(), positions.data(),
-                               int64_t(rows.shape(0)), int32_t(rows.shape(1)), int32_t(rows.shape(2)),
-                               n_threads);
+        return twinkv_unrotate(&r, freq_factors.data(), hadamard, rows.data(), positions.data(), int64_t(rows.shape(0)),
+                               int32_t(rows.shape(1)), int32_t(rows.shape(2)), n_threads);
     });
 }
 
@@ -105,32 +104,28 @@ void bind_tap(nb::module_& m) {
             },
             "index"_a, "first"_a, "dst"_a, "n_threads"_a = 0)
         .def(
-            "window_size", [](const Tap& t, int32_t index) { return twinkv_tap_window_size(t.tap, index); },
-            "index"_a)
+            "window_size", [](const Tap& t, int32_t index) { return twinkv_tap_window_size(t.tap, index); }, "index"_a)
         .def(
             "window",
-            [](const Tap& t, int32_t index, Array<float, nb::ndim<3>> queries,
-               Array<int32_t, nb::ndim<1>> positions) {
+            [](const Tap& t, int32_t index, Array<float, nb::ndim<3>> queries, Array<int32_t, nb::ndim<1>> positions) {
                 const twinkv_layer f = t.layer(index);
                 if (int64_t(queries.shape(1)) != f.n_head || int64_t(queries.shape(2)) != f.head_dim_k ||
                     positions.shape(0) != queries.shape(0)) {
                     throw nb::value_error("queries must be [size, n_head, head_dim], positions [size]");
                 }
-                check(twinkv_tap_window(t.tap, index, int64_t(queries.shape(0)), queries.data(),
-                                        positions.data()));
+                check(twinkv_tap_window(t.tap, index, int64_t(queries.shape(0)), queries.data(), positions.data()));
             },
             "index"_a, "queries"_a, "positions"_a)
         .def(
-            "statistics_count",
-            [](const Tap& t, int32_t index) { return twinkv_tap_statistics_count(t.tap, index); }, "index"_a)
+            "statistics_count", [](const Tap& t, int32_t index) { return twinkv_tap_statistics_count(t.tap, index); },
+            "index"_a)
         .def(
             "statistics",
-            [](const Tap& t, int32_t index, Array<double, nb::ndim<2>> mean,
-               Array<double, nb::ndim<3>> covariance) {
+            [](const Tap& t, int32_t index, Array<double, nb::ndim<2>> mean, Array<double, nb::ndim<3>> covariance) {
                 const twinkv_layer f = t.layer(index);
                 const size_t h = size_t(f.n_head), d = size_t(f.head_dim_k);
-                if (mean.shape(0) != h || mean.shape(1) != d || covariance.shape(0) != h ||
-                    covariance.shape(1) != d || covariance.shape(2) != d) {
+                if (mean.shape(0) != h || mean.shape(1) != d || covariance.shape(0) != h || covariance.shape(1) != d ||
+                    covariance.shape(2) != d) {
                     throw nb::value_error("mean must be [n_head, d], covariance [n_head, d, d]");
                 }
                 check(twinkv_tap_statistics(t.tap, index, mean.data(), covariance.data()));
@@ -161,6 +156,5 @@ void bind_tap(nb::module_& m) {
                 return released;
             },
             "index"_a, "first_free"_a);
-    m.def("unrotate", &unrotate, "rope"_a, "freq_factors"_a, "hadamard"_a, "rows"_a, "positions"_a,
-          "n_threads"_a = 0);
+    m.def("unrotate", &unrotate, "rope"_a, "freq_factors"_a, "hadamard"_a, "rows"_a, "positions"_a, "n_threads"_a = 0);
 }

@@ -10,8 +10,7 @@ twinkv_keys keys_of(const Keys& keys, const Positions& positions) {
     if (!f16 && keys.dtype() != nb::dtype<float>()) {
         throw nb::type_error("keys must be float32 or float16");
     }
-    if (keys.size() > 0 && keys.shape(2) > 1 &&
-        keys.stride(2) != 1) { // strides of an empty array say nothing
+    if (keys.size() > 0 && keys.shape(2) > 1 && keys.stride(2) != 1) { // strides of an empty array say nothing
         throw nb::value_error("the values of a key must be contiguous");
     }
     const int64_t item = f16 ? 2 : 4;
@@ -19,8 +18,8 @@ twinkv_keys keys_of(const Keys& keys, const Positions& positions) {
     if (strides[0] < 0 || strides[1] < 0) {
         throw nb::value_error("keys must not run backwards");
     }
-    if (positions && (positions->shape(1) != keys.shape(1) ||
-                      (positions->shape(0) != 1 && positions->shape(0) != keys.shape(0)))) {
+    if (positions &&
+        (positions->shape(1) != keys.shape(1) || (positions->shape(0) != 1 && positions->shape(0) != keys.shape(0)))) {
         throw nb::value_error("positions must be [1 or n_heads, n]");
     }
     return {keys.data(),
@@ -48,8 +47,7 @@ template <class T> using PerToken = Array<T, nb::ndim<2>>;
 void bind_twins(nb::module_& m) {
     m.def(
         "twin_counts",
-        [](Keys keys, Positions positions, float tau, int64_t local_window, int n_threads,
-           PerToken<int32_t> out) {
+        [](Keys keys, Positions positions, float tau, int64_t local_window, int n_threads, PerToken<int32_t> out) {
             const twinkv_keys k = keys_of(keys, positions);
             check_per_token(k, out.shape(0), out.shape(1));
             call([&] { return twinkv_twin_counts(&k, tau, local_window, n_threads, out.data()); });
@@ -57,8 +55,7 @@ void bind_twins(nb::module_& m) {
         "keys"_a, "positions"_a.none(), "tau"_a, "local_window"_a, "n_threads"_a, "out"_a);
     m.def(
         "best_twin",
-        [](Keys keys, Positions positions, Mask retained, int64_t local_window, int n_threads,
-           PerToken<float> out) {
+        [](Keys keys, Positions positions, Mask retained, int64_t local_window, int n_threads, PerToken<float> out) {
             const twinkv_keys k = keys_of(keys, positions);
             check_per_token(k, out.shape(0), out.shape(1));
             check_per_token(k, retained.shape(0), retained.shape(1));
@@ -75,17 +72,16 @@ void bind_twins(nb::module_& m) {
         "keys"_a, "n_threads"_a, "out"_a);
     m.def(
         "repair",
-        [](Keys keys, Positions positions, PerToken<uint8_t> retained, bool consistent, float tau,
-           int64_t local_window, int64_t n_sink, int64_t n_recent, int n_threads,
-           Array<int64_t, nb::ndim<2>> stats) {
+        [](Keys keys, Positions positions, PerToken<uint8_t> retained, bool consistent, float tau, int64_t local_window,
+           int64_t n_sink, int64_t n_recent, int n_threads, Array<int64_t, nb::ndim<2>> stats) {
             const twinkv_keys k = keys_of(keys, positions);
             check_per_token(k, retained.shape(0), retained.shape(1));
             static_assert(sizeof(twinkv_repair_stats) == 3 * sizeof(int64_t), "stats [n_heads, 3]");
             if (int64_t(stats.shape(0)) != k.n_heads || stats.shape(1) != 3) {
                 throw nb::value_error("stats must be [n_heads, 3]");
             }
-            const twinkv_repair_params params{consistent ? TWINKV_REPAIR_CONSISTENT : TWINKV_REPAIR_PAPER,
-                                              tau, local_window, n_sink, n_recent};
+            const twinkv_repair_params params{consistent ? TWINKV_REPAIR_CONSISTENT : TWINKV_REPAIR_PAPER, tau,
+                                              local_window, n_sink, n_recent};
             call([&] {
                 return twinkv_repair(&k, &params, n_threads, retained.data(),
                                      reinterpret_cast<twinkv_repair_stats*>(stats.data()));

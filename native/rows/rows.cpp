@@ -13,16 +13,15 @@ bool known_type(int type) {
     return type >= 0 && type < GGML_TYPE_COUNT && ggml_type_size(ggml_type(type)) > 0;
 }
 
-void rows_to_f32(int type_id, const void* src, size_t src_bytes, size_t row_stride, int64_t n_rows,
-                 int64_t n_values, int n_threads, float* dst) {
+void rows_to_f32(int type_id, const void* src, size_t src_bytes, size_t row_stride, int64_t n_rows, int64_t n_values,
+                 int n_threads, float* dst) {
     require(twinkv_rows_supported(type_id),
-            "rows of ggml type " + std::to_string(type_id) + " cannot be read as float32",
-            TWINKV_EUNSUPPORTED);
+            "rows of ggml type " + std::to_string(type_id) + " cannot be read as float32", TWINKV_EUNSUPPORTED);
     require(n_rows >= 0 && n_values >= 0, "negative number of rows or values");
     const auto type = ggml_type(type_id);
     require(n_values % ggml_blck_size(type) == 0, "a row of " + std::to_string(n_values) +
-                                                      " values is no whole number of " +
-                                                      ggml_type_name(type) + " blocks");
+                                                      " values is no whole number of " + ggml_type_name(type) +
+                                                      " blocks");
     if (n_rows == 0 || n_values == 0) {
         return;
     }
@@ -53,14 +52,12 @@ extern "C" {
 
 bool twinkv_rows_supported(int ggml_type_id) {
     return twinkv::known_type(ggml_type_id) &&
-           (ggml_type_id == GGML_TYPE_F32 ||
-            ggml_get_type_traits(ggml_type(ggml_type_id))->to_float != nullptr);
+           (ggml_type_id == GGML_TYPE_F32 || ggml_get_type_traits(ggml_type(ggml_type_id))->to_float != nullptr);
 }
 
-twinkv_status twinkv_rows_to_f32(int ggml_type_id, const void* src, size_t src_bytes, size_t row_stride,
-                                 int64_t n_rows, int64_t n_values, int n_threads, float* dst) {
-    return twinkv::guard([&] {
-        twinkv::rows_to_f32(ggml_type_id, src, src_bytes, row_stride, n_rows, n_values, n_threads, dst);
-    });
+twinkv_status twinkv_rows_to_f32(int ggml_type_id, const void* src, size_t src_bytes, size_t row_stride, int64_t n_rows,
+                                 int64_t n_values, int n_threads, float* dst) {
+    return twinkv::guard(
+        [&] { twinkv::rows_to_f32(ggml_type_id, src, src_bytes, row_stride, n_rows, n_values, n_threads, dst); });
 }
 }

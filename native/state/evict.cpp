@@ -57,8 +57,7 @@ void gather_rows(const Plan& p, const Block& b, const int32_t* index, uint8_t* d
     }
 }
 
-template <class T>
-void gather_elements(const Plan& p, const Block& b, const int32_t* index, uint8_t* dst_bytes) {
+template <class T> void gather_elements(const Plan& p, const Block& b, const int32_t* index, uint8_t* dst_bytes) {
     const size_t per_head = b.n_units / size_t(p.n_head_kv);
     for (size_t j = 0; j < b.n_units; ++j) {
         const int32_t* cells = index + int64_t(j / per_head) * p.n_keep;
@@ -137,8 +136,8 @@ void check_request(const Section& s, int32_t n_layer, int32_t n_head_kv, int64_t
     }
 }
 
-void evict(llama_context* ctx, int32_t seq_id, int32_t n_layer, int32_t n_head_kv, int64_t n_keep,
-           const int32_t* index, const int32_t* positions, int n_threads) {
+void evict(llama_context* ctx, int32_t seq_id, int32_t n_layer, int32_t n_head_kv, int64_t n_keep, const int32_t* index,
+           const int32_t* positions, int n_threads) {
     const size_t size = llama_state_seq_get_size(ctx, seq_id);
     std::vector<uint8_t> before(size);
     require(size > 0 && llama_state_seq_get_data(ctx, before.data(), size, seq_id) == size,
@@ -150,17 +149,14 @@ void evict(llama_context* ctx, int32_t seq_id, int32_t n_layer, int32_t n_head_k
         return;
     }
     const bool whole = llama_state_seq_set_data(ctx, before.data(), size, seq_id) == size;
-    throw Error(TWINKV_EINTERNAL,
-                whole ? "llama.cpp refused the rewritten state; the cache is as it was"
-                      : "llama.cpp refused the rewritten state and the old one: call reset()");
+    throw Error(TWINKV_EINTERNAL, whole ? "llama.cpp refused the rewritten state; the cache is as it was"
+                                        : "llama.cpp refused the rewritten state and the old one: call reset()");
 }
 
 } // namespace
 } // namespace twinkv
 
-extern "C" twinkv_status twinkv_evict(struct llama_context* ctx, int32_t seq_id, int32_t n_layer,
-                                      int32_t n_head_kv, int64_t n_keep, const int32_t* index,
-                                      const int32_t* positions, int n_threads) {
-    return twinkv::guard(
-        [&] { twinkv::evict(ctx, seq_id, n_layer, n_head_kv, n_keep, index, positions, n_threads); });
+extern "C" twinkv_status twinkv_evict(struct llama_context* ctx, int32_t seq_id, int32_t n_layer, int32_t n_head_kv,
+                                      int64_t n_keep, const int32_t* index, const int32_t* positions, int n_threads) {
+    return twinkv::guard([&] { twinkv::evict(ctx, seq_id, n_layer, n_head_kv, n_keep, index, positions, n_threads); });
 }

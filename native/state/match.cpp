@@ -15,8 +15,7 @@ bool same_row(const Layer& layer, const State& state, const Block& block) {
         return false;
     }
     std::vector<uint8_t> scratch;
-    return std::memcmp(tensor_bytes(layer.k, 0, block.unit, scratch), state.bytes + block.data, block.unit) ==
-           0;
+    return std::memcmp(tensor_bytes(layer.k, 0, block.unit, scratch), state.bytes + block.data, block.unit) == 0;
 }
 
 void match(const twinkv_tap& tap, const State& state, int32_t n_layer, int32_t* indices) {
@@ -39,7 +38,7 @@ void match(const twinkv_tap& tap, const State& state, int32_t n_layer, int32_t* 
 } // namespace
 } // namespace twinkv
 
-extern "C" twinkv_status twinkv_state_match(const twinkv_tap* tap, const uint8_t* blob, size_t size,
-                                            int32_t n_layer, int32_t* indices) {
+extern "C" twinkv_status twinkv_state_match(const twinkv_tap* tap, const uint8_t* blob, size_t size, int32_t n_layer,
+                                            int32_t* indices) {
     return twinkv::guard([&] { twinkv::match(*tap, twinkv::parse_state(blob, size), n_layer, indices); });
 }

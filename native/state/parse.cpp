@@ -8,10 +8,9 @@ namespace twinkv {
 namespace {
 
 [[noreturn]] void refuse(const std::string& what) {
-    throw Error(
-        TWINKV_EFORMAT,
-        "the sequence state is not laid out as expected (" + what +
-            "): this llama.cpp is not the one twinkv_edge was built for, or the cache kind is unknown");
+    throw Error(TWINKV_EFORMAT,
+                "the sequence state is not laid out as expected (" + what +
+                    "): this llama.cpp is not the one twinkv_edge was built for, or the cache kind is unknown");
 }
 
 // Bounds-checked reading, left to right.
@@ -83,9 +82,8 @@ Section read_section(Reader& in) {
     Section s;
     s.begin = in.at();
     if (const uint32_t n_stream = in.read<uint32_t>("the stream count"); n_stream != 1) {
-        throw Error(TWINKV_EUNSUPPORTED,
-                    "a cache with " + std::to_string(n_stream) +
-                        " streams: make the context with kv_unified=True or n_seq_max=1");
+        throw Error(TWINKV_EUNSUPPORTED, "a cache with " + std::to_string(n_stream) +
+                                             " streams: make the context with kv_unified=True or n_seq_max=1");
     }
     s.n_cells = in.read<uint32_t>("the cell count");
     s.meta = in.at();
@@ -105,8 +103,7 @@ Section read_section(Reader& in) {
         return s; // llama.cpp writes nothing more for an empty cache
     }
     s.body = in.at();
-    const uint32_t transposed = in.read<uint32_t>("the V layout"),
-                   n_layer = in.read<uint32_t>("the layer count");
+    const uint32_t transposed = in.read<uint32_t>("the V layout"), n_layer = in.read<uint32_t>("the layer count");
     if (transposed > 1 || n_layer == 0 || n_layer > 4096) {
         refuse("V layout or layer count");
     }

@@ -9,8 +9,7 @@ namespace {
 
 // Q of an attention node, [d, n_tokens, n_head] with any strides, into rows [n_tokens, n_head, d].
 std::vector<float> query_rows(const ggml_tensor* q) {
-    require(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float), "queries are not float32 rows",
-            TWINKV_EUNSUPPORTED);
+    require(q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float), "queries are not float32 rows", TWINKV_EUNSUPPORTED);
     require(q->ne[3] == 1, "several streams in one batch", TWINKV_EUNSUPPORTED);
     const size_t d = size_t(q->ne[0]), n_tokens = size_t(q->ne[1]), n_head = size_t(q->ne[2]);
     const size_t span = (n_tokens - 1) * q->nb[1] + (n_head - 1) * q->nb[2] + d * sizeof(float);
@@ -19,15 +18,14 @@ std::vector<float> query_rows(const ggml_tensor* q) {
     std::vector<float> rows(n_tokens * n_head * d);
     for (size_t t = 0; t < n_tokens; ++t) {
         for (size_t h = 0; h < n_head; ++h) {
-            std::memcpy(rows.data() + (t * n_head + h) * d, bytes + t * q->nb[1] + h * q->nb[2],
-                        d * sizeof(float));
+            std::memcpy(rows.data() + (t * n_head + h) * d, bytes + t * q->nb[1] + h * q->nb[2], d * sizeof(float));
         }
     }
     return rows;
 }
 
-void keep_last(QueryWindow& w, int64_t capacity, const std::vector<float>& rows,
-               const std::vector<int32_t>& positions, size_t row) {
+void keep_last(QueryWindow& w, int64_t capacity, const std::vector<float>& rows, const std::vector<int32_t>& positions,
+               size_t row) {
     if (w.positions.size() != size_t(capacity) || w.rows.size() != size_t(capacity) * row) {
         w.rows.assign(size_t(capacity) * row, 0.0f);
         w.positions.assign(size_t(capacity), -1);

@@ -38,8 +38,8 @@ bool put_mask(twinkv_tap& tap, const Layer& layer, ggml_tensor* node, int slot) 
             "masks per head need a cache and a mask in host memory", TWINKV_EUNSUPPORTED);
     require(original->ne[2] == 1 && original->ne[3] == 1 && ggml_is_contiguous(original),
             "an attention mask of unknown shape", TWINKV_EUNSUPPORTED);
-    require(original->type == GGML_TYPE_F16 || original->type == GGML_TYPE_F32,
-            "an attention mask of unknown type", TWINKV_EUNSUPPORTED);
+    require(original->type == GGML_TYPE_F16 || original->type == GGML_TYPE_F32, "an attention mask of unknown type",
+            TWINKV_EUNSUPPORTED);
     const int64_t n_head = layer.facts.n_head;
     const size_t bytes = ggml_nbytes(original);
     StandIn& s = tap.stand_in;
@@ -51,8 +51,7 @@ bool put_mask(twinkv_tap& tap, const Layer& layer, ggml_tensor* node, int slot) 
         hide<ggml_fp16_t>(mask, ggml_fp32_to_fp16(-INFINITY), n_head, original->ne[0], original->ne[1],
                           reinterpret_cast<ggml_fp16_t*>(s.data.data()));
     } else {
-        hide<float>(mask, -INFINITY, n_head, original->ne[0], original->ne[1],
-                    reinterpret_cast<float*>(s.data.data()));
+        hide<float>(mask, -INFINITY, n_head, original->ne[0], original->ne[1], reinterpret_cast<float*>(s.data.data()));
     }
     s.tensor = *original;
     s.tensor.ne[2] = n_head;

@@ -9,8 +9,7 @@ void read_rows(const ggml_tensor* cache, int64_t first, int64_t n, int n_threads
     const size_t row = cache->nb[1];
     std::vector<uint8_t> scratch;
     const uint8_t* bytes = tensor_bytes(cache, size_t(first) * row, size_t(n) * row, scratch);
-    const auto status =
-        twinkv_rows_to_f32(cache->type, bytes, size_t(n) * row, row, n, cache->ne[0], n_threads, dst);
+    const auto status = twinkv_rows_to_f32(cache->type, bytes, size_t(n) * row, row, n, cache->ne[0], n_threads, dst);
     require(status == TWINKV_OK, twinkv_last_error(), status);
 }
 
@@ -19,15 +18,14 @@ void read_rows(const ggml_tensor* cache, int64_t first, int64_t n, int n_threads
 void read_columns(const ggml_tensor* cache, int64_t first, int64_t n, int n_threads, float* dst) {
     const int64_t n_values = cache->ne[0], n_cells = cache->ne[1];
     const size_t element = ggml_type_size(cache->type);
-    require(ggml_blck_size(cache->type) == 1, "a transposed V cache of a quantized type",
-            TWINKV_EUNSUPPORTED);
+    require(ggml_blck_size(cache->type) == 1, "a transposed V cache of a quantized type", TWINKV_EUNSUPPORTED);
     std::vector<uint8_t> scratch;
     const uint8_t* bytes = tensor_bytes(cache, 0, ggml_nbytes(cache), scratch);
     parallel_for(n_values, n_threads, [&](int64_t j) {
         std::vector<float> column(static_cast<size_t>(n));
         const uint8_t* src = bytes + size_t(j * n_cells + first) * element;
-        const auto status = twinkv_rows_to_f32(cache->type, src, size_t(n) * element, size_t(n) * element, 1,
-                                               n, 1, column.data());
+        const auto status =
+            twinkv_rows_to_f32(cache->type, src, size_t(n) * element, size_t(n) * element, 1, n, 1, column.data());
         require(status == TWINKV_OK, twinkv_last_error(), status);
         for (int64_t c = 0; c < n; ++c) {
             dst[c * n_values + j] = column[size_t(c)];
@@ -57,8 +55,7 @@ twinkv_status twinkv_tap_read_v(const twinkv_tap* tap, int32_t index, int64_t fi
                                 float* dst) {
     return twinkv::guard([&] {
         const auto& layer = tap->at(index);
-        twinkv::require(layer.v != nullptr, "the layer's V cache was not seen in the graph",
-                        TWINKV_EUNSUPPORTED);
+        twinkv::require(layer.v != nullptr, "the layer's V cache was not seen in the graph", TWINKV_EUNSUPPORTED);
         twinkv::read(layer.v, layer.facts.v_transposed, first, n, n_threads, dst);
     });
 }

@@ -68,8 +68,7 @@ struct Angles {
 void unrotate(const twinkv_rope& rope, const float* freq_factors, int32_t hadamard, float* rows,
               const int32_t* positions, int64_t n, int32_t n_head, int32_t head_dim, int n_threads) {
     require(n >= 0 && n_head > 0 && head_dim > 0, "no rows to rotate back");
-    require(rope.n_dims >= 0 && rope.n_dims <= head_dim && rope.n_dims % 2 == 0,
-            "rotary dimensions exceed the head");
+    require(rope.n_dims >= 0 && rope.n_dims <= head_dim && rope.n_dims % 2 == 0, "rotary dimensions exceed the head");
     require(rope.mode == GGML_ROPE_TYPE_NORMAL || rope.mode == GGML_ROPE_TYPE_NEOX,
             "this rotary mode (" + std::to_string(rope.mode) + ") cannot be taken back", TWINKV_EUNSUPPORTED);
     require(!rope.has_freq_factors || freq_factors, "the layer's frequency factors are missing");
@@ -108,7 +107,6 @@ void unrotate(const twinkv_rope& rope, const float* freq_factors, int32_t hadama
 extern "C" twinkv_status twinkv_unrotate(const twinkv_rope* rope, const float* freq_factors, int32_t hadamard,
                                          float* rows, const int32_t* positions, int64_t n, int32_t n_head,
                                          int32_t head_dim, int n_threads) {
-    return twinkv::guard([&] {
-        twinkv::unrotate(*rope, freq_factors, hadamard, rows, positions, n, n_head, head_dim, n_threads);
-    });
+    return twinkv::guard(
+        [&] { twinkv::unrotate(*rope, freq_factors, hadamard, rows, positions, n, n_head, head_dim, n_threads); });
 }

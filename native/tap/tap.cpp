@@ -70,8 +70,7 @@ void read_rope(Layer& layer, const ggml_tensor* rope) {
     r.n_dims = p[1];
     r.mode = p[2];
     r.n_ctx_orig = p[4];
-    float* floats[] = {&r.freq_base,   &r.freq_scale, &r.ext_factor,
-                       &r.attn_factor, &r.beta_fast,  &r.beta_slow};
+    float* floats[] = {&r.freq_base, &r.freq_scale, &r.ext_factor, &r.attn_factor, &r.beta_fast, &r.beta_slow};
     for (int i = 0; i < 6; ++i) {
         std::memcpy(floats[i], p + 5 + i, sizeof(float));
     }
@@ -248,16 +247,14 @@ int32_t twinkv_tap_n_layers(const twinkv_tap* tap) {
 twinkv_status twinkv_tap_layer(const twinkv_tap* tap, int32_t index, twinkv_layer* out) {
     return guard([&] {
         *out = tap->at(index).facts;
-        require(tap->at(index).v != nullptr, "the layer's V cache was not seen in the graph",
-                TWINKV_EUNSUPPORTED);
+        require(tap->at(index).v != nullptr, "the layer's V cache was not seen in the graph", TWINKV_EUNSUPPORTED);
     });
 }
 
 twinkv_status twinkv_tap_freq_factors(const twinkv_tap* tap, int32_t index, float* factors, int64_t n) {
     return guard([&] {
         const auto& have = tap->at(index).freq_factors;
-        require(n == int64_t(have.size()),
-                "the layer has " + std::to_string(have.size()) + " frequency factors");
+        require(n == int64_t(have.size()), "the layer has " + std::to_string(have.size()) + " frequency factors");
         std::copy(have.begin(), have.end(), factors);
     });
 }

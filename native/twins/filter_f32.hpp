@@ -34,8 +34,7 @@ inline Columns pack_columns(const Head& head, std::vector<int32_t> index) {
     std::fill_n(out.panels.data(), out.n_panels() * head.d * Columns::width, 0.0f);
     for (int64_t c = 0; c < out.size(); ++c) {
         const float* row = head.row(out.index[size_t(c)]);
-        float* panel =
-            out.panels.data() + (c / Columns::width) * head.d * Columns::width + c % Columns::width;
+        float* panel = out.panels.data() + (c / Columns::width) * head.d * Columns::width + c % Columns::width;
         for (int64_t k = 0; k < head.d; ++k) {
             panel[k * Columns::width] = row[k];
         }

@@ -24,8 +24,7 @@ Candidates judge(const Head& head, const twinkv_repair_params& params, const std
         }
     }
     const auto b = [&](int32_t i) { return best[size_t(i)]; };
-    std::stable_sort(out.orphans.begin(), out.orphans.end(),
-                     [&](int32_t i, int32_t j) { return b(i) < b(j); });
+    std::stable_sort(out.orphans.begin(), out.orphans.end(), [&](int32_t i, int32_t j) { return b(i) < b(j); });
     std::stable_sort(out.donors.begin(), out.donors.end(), [&](int32_t i, int32_t j) { return b(i) > b(j); });
     return out;
 }
@@ -69,8 +68,8 @@ std::vector<int32_t> admit(const Head& head, float tau, const std::vector<int32_
 // Donors that go, oldest first, `limit` at most. One may go while a twin of it stays and while every token
 // that went before it keeps another twin that stays. Admitted orphans have no twin here, so they need no
 // look.
-std::vector<int32_t> release(const Head& head, float tau, std::vector<int32_t> donors,
-                             const uint8_t* retained, size_t limit, int n_threads) {
+std::vector<int32_t> release(const Head& head, float tau, std::vector<int32_t> donors, const uint8_t* retained,
+                             size_t limit, int n_threads) {
     std::sort(donors.begin(), donors.end());
     std::vector<int32_t> columns;
     std::vector<size_t> column_of(size_t(head.n), 0);
@@ -117,8 +116,7 @@ std::vector<int32_t> release(const Head& head, float tau, std::vector<int32_t> d
 
 } // namespace
 
-twinkv_repair_stats repair(const Head& head, const twinkv_repair_params& params, int n_threads,
-                           uint8_t* retained) {
+twinkv_repair_stats repair(const Head& head, const twinkv_repair_params& params, int n_threads, uint8_t* retained) {
     const auto best = best_twin(head, retained, n_threads);
     Candidates c = judge(head, params, best, retained);
     twinkv_repair_stats stats{0, int64_t(c.orphans.size()), int64_t(c.donors.size())};

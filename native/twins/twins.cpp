@@ -61,16 +61,16 @@ std::vector<float> best_twin(const Head& head, const uint8_t* retained, int n_th
         for_each_pair(head, rows.data() + first, count, columns, [&](int64_t r, int64_t c, float approx) {
             const int64_t i = first + r;
             if (approx + bound > best[size_t(i)] && head.valid[size_t(i)]) {
-                best[size_t(i)] = std::max(
-                    best[size_t(i)], similarity(head.row(i), head.row(columns.index[size_t(c)]), head.d));
+                best[size_t(i)] =
+                    std::max(best[size_t(i)], similarity(head.row(i), head.row(columns.index[size_t(c)]), head.d));
             }
         });
     });
     return best;
 }
 
-std::vector<uint8_t> twin_rows(const Head& head, const std::vector<int32_t>& rows,
-                               const std::vector<int32_t>& columns, float tau, int n_threads) {
+std::vector<uint8_t> twin_rows(const Head& head, const std::vector<int32_t>& rows, const std::vector<int32_t>& columns,
+                               float tau, int n_threads) {
     const Columns packed = pack_columns(head, columns);
     const float bound = f32_bound(head.d);
     std::vector<uint8_t> bits(rows.size() * columns.size(), 0);

@@ -169,9 +169,7 @@ def _kinds(meta: Metadata, n_layer: int, is_part: bool) -> dict[str, bool]:
     """The flags that say whether, and why not, the cache can be rewritten."""
     name = meta.architecture
     sections = meta.get("rope.dimension_sections")
-    m_rope = (
-        isinstance(sections, tuple) and [isinstance(n, int) and n > 0 for n in sections[:2]] == [True] * 2
-    )
+    m_rope = isinstance(sections, tuple) and [isinstance(n, int) and n > 0 for n in sections[:2]] == [True] * 2
     state = meta.has("ssm.", "wkv.", "shortconv.", "kda.", "attention.recurrent_layers")
     hybrid = name in arch.HYBRID or (state and name not in arch.RECURRENT)
     encoder = name in arch.WITHOUT_CACHE or name in arch.ENCODER_DECODER

@@ -33,9 +33,7 @@ def vocabulary(n_tokens: int) -> Vocabulary:
     """
     if n_tokens < _LEAST:
         raise InputError(f"a vocabulary needs at least {_LEAST} tokens, not {n_tokens}")
-    metadata = read_header(
-        default_model(), keep=frozenset(f"tokenizer.ggml.{name}" for name in _ARRAYS)
-    ).metadata
+    metadata = read_header(default_model(), keep=frozenset(f"tokenizer.ggml.{name}" for name in _ARRAYS)).metadata
     tokens, types, merges = (_list(metadata[f"tokenizer.ggml.{name}"]) for name in _ARRAYS)
     names = [str(t) for t in tokens[:n_tokens]]
     known = set(names)
