@@ -121,5 +121,3 @@ def test_a_policy_can_be_registered() -> None:
         policies.register(type("Other", (Last,), {}))
     with pytest.raises(InputError, match="no policy"):
         policies.register(int)  # type: ignore[arg-type]
-
-

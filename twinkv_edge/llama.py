@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -41,6 +42,7 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         compression: Compression | None = None,
         **llama_kwargs: Any,
     ) -> None:
+        self._stack = contextlib.ExitStack()  # Llama closes it when deleted, also where its own __init__ never ran
         path = str(model_path if model_path is not None else models.default_model())
         self.facts = models.facts(path)
         models.require_rewritable(self.facts)
