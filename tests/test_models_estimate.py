@@ -229,8 +229,7 @@ def follow(smollm: models.ModelFacts, got: Estimate) -> Estimate:
 
 
 @given(free_mb=st.integers(120, 400), n_tokens=st.integers(100, 8000), ratio=st.sampled_from([0.0, 0.5, 0.9]))
-def test_what_is_suggested_fits(free_mb: int, n_tokens: int, ratio: float) -> None:
-    smollm = models.facts(models.default_model())
+def test_what_is_suggested_fits(smollm: models.ModelFacts, free_mb: int, n_tokens: int, ratio: float) -> None:
     got = models.estimate(smollm, 8192, n_tokens, ratio=ratio, free=free_mb << 20)
     if got.fits:
         assert got.suggestion is None
