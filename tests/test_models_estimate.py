@@ -15,12 +15,10 @@ import pytest
 from gguf_bytes import decoder, write
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from twinkv_edge import models
 from twinkv_edge.errors import InputError, UnsupportedModelError
 from twinkv_edge.models.footprint import Estimate, kept_tokens, padded
-from twinkv_edge.models.free_memory import free_memory, vm_stat_bytes
 from twinkv_edge.models.ggml_types import CACHE_TYPES
 
 DATA = Path(__file__).parent / "data"
@@ -259,138 +257,6 @@ def test_no_eviction_suggested_where_it_is_impossible(tmp_path: Path) -> None:
     tiny = models.estimate(path, 4096, 4096, free=600 << 10)
     assert tiny.fits is False
     assert "bounded" not in (tiny.suggestion or "bounded")
-
-
-# ---- free memory ----
-
-
-def linux_tree(root: Path, group: str, files: dict[str, str]) -> Path:
-    (root / "proc/self").mkdir(parents=True)
-    (root / "proc/meminfo").write_text("MemTotal:       16000000 kB\nMemAvailable:    8000000 kB\n")
-    (root / "proc/self/cgroup").write_text(group)
-    for name, content in files.items():
-        (root / "sys/fs/cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / "sys/fs/cgroup" / name).write_text(content)
-    return root
-
-
-STAT = "anon 5\ninactive_file 1000000\ntotal_inactive_file 2000000\n"
-
-
-@pytest.mark.parametrize(
-    ("group", "files", "expected"),
-    [
-        ("", {}, 8_192_000_000),
-        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/b/memory.current": "5\n"}, 8_192_000_000),
-        (
-            "0::/a/b\n",
-            {"a/b/memory.max": "9000000\n", "a/b/memory.current": "4000000\n", "a/b/memory.stat": STAT},
-            6_000_000,
-        ),
-        (  # the limit of the slice around counts too
-            "0::/a/b\n",
-            {"a/b/memory.max": "max\n", "a/memory.max": "3000000\n", "a/memory.current": "2500000\n"},
-            500_000,
-        ),
-        (  # inside a container: the kernel's path is not there, the mount's root is the group
-            "0::/../../docker/1234\n",
-            {"memory.max": "3000000\n", "memory.current": "4000000\n"},
-            0,
-        ),
-        (
-            "12:cpu,memory:/box\n3:pids:/box\n",
-            {
-                "memory/box/memory.limit_in_bytes": "7000000\n",
-                "memory/box/memory.usage_in_bytes": "6000000\n",
-                "memory/box/memory.stat": STAT,
-            },
-            3_000_000,
-        ),
-        (  # v1's way to say that there is no limit
-            "4:memory:/\n",
-            {
-                "memory/memory.limit_in_bytes": "9223372036854771712\n",
-                "memory/memory.usage_in_bytes": "6000000\n",
-            },
-            8_192_000_000,
-        ),
-    ],
-)
-@pytest.mark.skipif("sys.platform == 'darwin'")
-def test_free_memory_of_linux(group: str, files: dict[str, str], expected: int, tmp_path: Path) -> None:
-    assert free_memory(linux_tree(tmp_path, group, files)) == expected
-
-
-@pytest.mark.skipif("sys.platform == 'darwin'")
-def test_free_memory_unknown(
-    tmp_path: Path, smollm: models.ModelFacts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert free_memory(tmp_path) is None
-    monkeypatch.setattr("twinkv_edge.models.footprint.free_memory", lambda: None)
-    got = models.estimate(smollm)
-    assert (got.free, got.fits, got.suggestion) == (None, None, None)
-
-
-def test_free_memory_here() -> None:
-    free = free_memory()
-    assert free is None or 1 << 20 < free < 1 << 50
-
-
-def test_macos_vm_stat() -> None:
-    text = (
-        "Mach Virtual Memory Statistics: (page size of 16384 bytes)\n"
-        "Pages free:                               10000.\n"
-        "Pages active:                            300000.\n"
-        "Pages inactive:                           20000.\n"
-        "Pages speculative:                          300.\n"
-        "Pages wired down:                         90000.\n"
-        "Pages purgeable:                              7.\n"
-    )
-    assert vm_stat_bytes(text) == 16384 * 30307
-    assert vm_stat_bytes("") is None
-
-
-# ---- what the command shows ----
-
-
-def test_description(smollm: models.ModelFacts) -> None:
-    got = models.describe(smollm.path, target_tokens=1024)
-    json.dumps(got)
-    assert (got["supported"], got["reason"], got["model"]["kinds"]) == (True, None, [])
-    assert got["model"]["bytes_per_token_f16"] == 23040
-    assert [(r["n_cells"], r["plan"]["type_k"]) for r in got["estimates"]] == [
-        (n, kind) for n in (2048, 8192) for kind in ("f16", "q8_0", "q4_0")
-    ]
-    assert all(r["n_kept"] == 1024 for r in got["estimates"])
-    assert len(models.describe(smollm.path, 3000)["estimates"]) == 3
-    text = shown(got)
-    for word in ("llama 135M", "9 query, 3 K/V of 64", "0.90 (no QK-norm)", "22.5 KB per token", "1024"):
-        assert word in text
-
-
-def shown(description: dict[str, object]) -> str:
-    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(models.render(description))
-    return console.export_text()
-
-
-def test_description_of_what_cannot_be_evicted_from(tmp_path: Path) -> None:
-    got = models.describe(models.random_model("tiny-mamba", path=tmp_path / "m.gguf"))
-    assert (got["supported"], got["estimates"], got["model"]["kinds"]) == (False, [], ["recurrent"])
-    assert "no: is recurrent" in shown(got)
-
-
-def test_description_says_what_would_fit(smollm: models.ModelFacts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twinkv_edge.models.description.free_memory", lambda: 290 << 20)
-    got = models.describe(smollm.path)
-    assert [r["fits"] for r in got["estimates"]] == [True, True, True, False, True, True]
-    assert "no: --type-k q8_0 --type-v q8_0" in shown(got)
-
-
-def test_cache_types_that_do_not_divide_the_heads_are_left_out(tmp_path: Path) -> None:
-    shape = decoder(attention__key_length=80, attention__value_length=80)
-    got = models.describe(write(tmp_path / "m.gguf", shape), 512)
-    assert [r["plan"]["type_k"] for r in got["estimates"]] == ["f16"]
 
 
 def test_padding_is_llama_cpps() -> None:

@@ -119,6 +119,11 @@ def test_defaults_of_llama_cpp(tmp_path: Path) -> None:
     assert facts_of(tmp_path, decoder() | {"general.name": ""}).name == ""
 
 
+def test_names_are_one_line(tmp_path: Path) -> None:
+    model = facts_of(tmp_path, decoder("bert") | {"general.name": "a\n\tb " + "c" * 999})
+    assert model.name == "a b " + "c" * 195
+
+
 def test_rope_scaling(tmp_path: Path) -> None:
     changes = {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}
     changes["rope__scaling__original_context_length"] = 1024
@@ -263,6 +268,8 @@ UNUSABLE = [
     (decoder(attention__head_count=0, attention__head_count_kv=0), "attention.head_count"),
     (decoder(attention__head_count_kv=[2]), "attention.head_count_kv"),
     (decoder(attention__head_count_kv=[2, -1]), "attention.head_count_kv"),
+    (decoder(attention__head_count_kv=3), "attention.head_count_kv"),
+    (decoder(rope__scaling__type="stretchy"), "rope.scaling.type is stretchy"),
     (decoder(attention__key_length=0), "attention.head_count"),
     (decoder(rope__freq_base=float("nan")), "rope.freq_base is nan"),
     (decoder(rope__freq_base="big"), "rope.freq_base is big"),

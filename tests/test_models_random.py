@@ -294,6 +294,8 @@ def test_layers(tmp_path: Path) -> None:
         ({"layers": True}, "from 1 to 512"),
         ({"quant": "q2_K"}, "is not one of f32"),
         ({"quant": "q6_K"}, "is not one of f32"),
+        ({"seed": -1}, "seed must be"),
+        ({"seed": 1.5}, "seed must be"),
         ({"path": "/no/such/directory/m.gguf"}, "make it first"),
     ],
 )
@@ -307,6 +309,20 @@ def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 1000))
     with pytest.raises(InputError, match="give another path"):
         models.random_model("tiny-llama", path=tmp_path / "m.gguf")
+
+
+def test_a_failing_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("twinkv_edge.models.random_gguf._write_weights", full)
+    with pytest.raises(InputError, match=r"m\.gguf can't be written: No space left on device"):
+        models.random_model("tiny-llama", path=tmp_path / "m.gguf")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="can't be written: Is a directory"):
+        models.random_model("tiny-llama", path=tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_interrupted_write_leaves_what_was_there(tmp_path: Path) -> None:

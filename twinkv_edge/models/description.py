@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from ..errors import InputError
 from .footprint import Estimate, estimate
@@ -101,7 +102,7 @@ def _model_dict(model: ModelFacts) -> dict[str, Any]:
 def render(description: dict[str, Any]) -> Group:
     """The same for people: a table of the model and a table of what it costs."""
     model = description["model"]
-    about = Table(title=model["name"], show_header=False, title_justify="left")
+    about = Table(title=Text(model["name"]), show_header=False, title_justify="left")
     rows = {
         "architecture": " ".join(x for x in (model["architecture"], model["size_label"]) if x),
         "weights": f"{_mb(model['weight_bytes'])} MB, mostly {model['quantization']}",
@@ -113,7 +114,7 @@ def render(description: dict[str, Any]) -> Group:
         "eviction": "yes" if description["supported"] else f"no: {description['reason']}",
     }
     for key, value in rows.items():
-        about.add_row(key, value)
+        about.add_row(key, Text(value))  # as it is: a file's words are not rich's markup
     tables = [about]
     if description["estimates"]:
         tables.append(_cost_table(description))
