@@ -251,7 +251,6 @@ def test_progress(tmp_path: Path) -> None:
     assert all(a[0] < b[0] for a, b in itertools.pairwise(seen))
 
 
-@pytest.mark.slow
 def test_qwen3_4b_layer_decodes(tmp_path: Path) -> None:
     path = models.random_model("qwen3-4b", 1, tmp_path / "m.gguf")
     model = models.facts(path)
