@@ -45,9 +45,7 @@ def llama_log() -> Iterator[Callable[..., dict[str, float]]]:
     llama_cpp.llama_log_set(keep, ctypes.c_void_p(0))
     loaded: dict[Path, object] = {}
 
-    def sizes(
-        path: Path, n_ctx: int, kind: str, n_batch: int, flash: bool, swa_full: bool
-    ) -> dict[str, float]:
+    def sizes(path: Path, n_ctx: int, kind: str, n_batch: int, flash: bool, swa_full: bool) -> dict[str, float]:
         if path not in loaded:
             loaded[path] = llama_cpp.llama_model_load_from_file(
                 str(path).encode(), llama_cpp.llama_model_default_params()
@@ -101,9 +99,7 @@ def any_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return models.random_model(request.param, path=tmp_path_factory.mktemp("models") / "tiny.gguf")
 
 
-def test_agrees_with_what_llama_cpp_allocates(
-    any_model: Path, llama_log: Callable[..., dict[str, float]]
-) -> None:
+def test_agrees_with_what_llama_cpp_allocates(any_model: Path, llama_log: Callable[..., dict[str, float]]) -> None:
     for n_ctx, kind, n_batch, flash, swa_full in CONTEXTS:
         if not flash and models.facts(any_model).architecture == "deci":
             continue  # llama.cpp pads V to the widest layer then
@@ -171,9 +167,7 @@ def test_kept_tokens_is_computed_on_the_decimal(n: int, percent: int) -> None:
 
 
 def test_kept_tokens_bounds() -> None:
-    assert (
-        kept_tokens(10, 0.9) == 1
-    )  # (1 - 0.9) * 10 is 0.9999999999999998 in floats, 1.0000000000000002 for 0.7...
+    assert kept_tokens(10, 0.9) == 1  # (1 - 0.9) * 10 is 0.9999999999999998 in floats, 1.0000000000000002 for 0.7...
     assert kept_tokens(10, 0.7) == 3
     assert kept_tokens(100, 0.5, target_tokens=30) == 30
     assert kept_tokens(20, 0.5, target_tokens=30) == 20

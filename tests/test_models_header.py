@@ -182,9 +182,7 @@ def test_path_that_is_no_readable_file(tmp_path: Path, monkeypatch: pytest.Monke
     length=st.integers(0, len(WHOLE)),
     cut=st.booleans(),
 )
-def test_damaged_bytes_never_crash(
-    changes: list[tuple[int, int]], length: int, cut: bool, tmp_path: Path
-) -> None:
+def test_damaged_bytes_never_crash(changes: list[tuple[int, int]], length: int, cut: bool, tmp_path: Path) -> None:
     content = bytearray(WHOLE)
     for at, byte in changes:
         content[at] = byte

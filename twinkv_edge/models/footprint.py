@@ -144,9 +144,7 @@ def _check(model: ModelFacts, plan: Plan) -> None:
     if plan.prefill not in ("full", "bounded"):
         raise InputError(f'prefill must be "full" or "bounded", not {plan.prefill!r}')
     if plan.n_tokens > model.n_ctx_train:
-        raise InputError(
-            f"{plan.n_tokens} tokens are more than the {model.n_ctx_train} the model is trained for"
-        )
+        raise InputError(f"{plan.n_tokens} tokens are more than the {model.n_ctx_train} the model is trained for")
     if plan.n_peak > padded(plan.n_ctx):
         raise InputError(
             f"{plan.n_peak} tokens do not fit into n_ctx={plan.n_ctx}: use n_ctx={padded(plan.n_peak)}"

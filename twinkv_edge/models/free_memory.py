@@ -59,15 +59,11 @@ def _cgroup_v2(root: Path) -> list[int]:
 
 
 def _cgroup_v1(root: Path) -> list[int]:
-    group = re.search(
-        r"^\d+:(?:[^:]*,)?memory(?:,[^:]*)?:(/.*)$", _read(root / "proc/self/cgroup"), re.MULTILINE
-    )
+    group = re.search(r"^\d+:(?:[^:]*,)?memory(?:,[^:]*)?:(/.*)$", _read(root / "proc/self/cgroup"), re.MULTILINE)
     mount = root / "sys/fs/cgroup/memory"
     names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     return [
-        left
-        for path in (_group_dirs(mount, group[1]) if group else [])
-        if (left := _left(path, *names)) is not None
+        left for path in (_group_dirs(mount, group[1]) if group else []) if (left := _left(path, *names)) is not None
     ]
 
 

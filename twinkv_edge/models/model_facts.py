@@ -164,9 +164,7 @@ def _heads(meta: Metadata, n_layer: int, n_embd: int) -> _Heads:
     if any(n_kv and n % n_kv for n, n_kv in zip(query, kv, strict=True)):
         raise meta.bad("attention.head_count_kv", kv)  # ggml asserts on it: the process would be gone
     default = n_embd // query[0] if query and query[0] else 0
-    return _Heads(
-        query, kv, meta.count("attention.key_length", default), meta.count("attention.value_length", default)
-    )
+    return _Heads(query, kv, meta.count("attention.key_length", default), meta.count("attention.value_length", default))
 
 
 def _rope(meta: Metadata, head_dim: int) -> dict[str, Any]:
@@ -201,9 +199,7 @@ def _kinds(meta: Metadata, n_layer: int, is_part: bool) -> dict[str, bool]:
     """The flags that say whether, and why not, the cache can be rewritten."""
     name = meta.architecture
     sections = meta.get("rope.dimension_sections")
-    m_rope = (
-        isinstance(sections, tuple) and [isinstance(n, int) and n > 0 for n in sections[:2]] == [True] * 2
-    )
+    m_rope = isinstance(sections, tuple) and [isinstance(n, int) and n > 0 for n in sections[:2]] == [True] * 2
     state = meta.has("ssm.", "wkv.", "shortconv.", "kda.", "attention.recurrent_layers")
     hybrid = name in arch.HYBRID or (state and name not in arch.RECURRENT)
     encoder = name in arch.WITHOUT_CACHE or name in arch.ENCODER_DECODER

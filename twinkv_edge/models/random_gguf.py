@@ -72,9 +72,7 @@ def random_model(
     total = sum(sizes)
     free = shutil.disk_usage(out.parent).free
     if total > free:
-        raise InputError(
-            f"{out.name} needs {total >> 20} MB, {out.parent} has {free >> 20} MB: give another path"
-        )
+        raise InputError(f"{out.name} needs {total >> 20} MB, {out.parent} has {free >> 20} MB: give another path")
     unfinished = out.with_name(f"{out.name}.{os.getpid()}.tmp")
     try:
         _write_head(unfinished, shape, quant, tensors, sizes)
@@ -132,9 +130,7 @@ def _write_head(
     for (part, number, _), n_bytes in zip(tensors, sizes, strict=True):
         rows = part.shape[:0:-1]  # numpy's order; the row itself is counted in bytes
         row = n_bytes // math.prod(rows)
-        writer.add_tensor_info(
-            part.name, (*rows, row), np.dtype(np.uint8), n_bytes, GGMLQuantizationType(number)
-        )
+        writer.add_tensor_info(part.name, (*rows, row), np.dtype(np.uint8), n_bytes, GGMLQuantizationType(number))
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

@@ -293,8 +293,6 @@ def shape_of(like: str, layers: int | None = None) -> Shape:
     if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers <= 512:
         raise InputError(f"layers must be a number from 1 to 512, not {layers!r}")
     per_layer = {
-        k: (v * layers)[:layers]
-        for k, v in shape.extra.items()
-        if k.endswith("head_count_kv") and isinstance(v, list)
+        k: (v * layers)[:layers] for k, v in shape.extra.items() if k.endswith("head_count_kv") and isinstance(v, list)
     }
     return replace(shape, n_layer=layers, extra={**shape.extra, **per_layer})

@@ -1,0 +1,54 @@
+// Rows and sequence states.
+#include "python/bind_tap.hpp"
+
+void bind_rows(nb::module_& m) {
+    m.def("rows_supported", &twinkv_rows_supported, "ggml_type"_a);
+    m.def(
+        "rows_to_f32",
+        [](int type, Array<const uint8_t, nb::ndim<1>> src, size_t row_stride, Array<float, nb::ndim<2>> dst,
+           int n_threads) {
+            call([&] {
+                return twinkv_rows_to_f32(type, src.data(), src.size(), row_stride, int64_t(dst.shape(0)),
+                                          int64_t(dst.shape(1)), n_threads, dst.data());
+            });
+        },
+        "ggml_type"_a, "src"_a, "row_stride"_a, "dst"_a, "n_threads"_a = 0);
+}
+
+void bind_state(nb::module_& m) {
+    m.def(
+        "state_inspect",
+        [](Array<const uint8_t, nb::ndim<1>> blob) {
+            twinkv_state_info info;
+            check(twinkv_state_inspect(blob.data(), blob.size(), &info));
+            nb::dict d;
+            d["n_layer"] = info.n_layer;
+            d["n_cells"] = info.n_cells;
+            d["pos_min"] = info.pos_min;
+            d["pos_max"] = info.pos_max;
+            d["v_transposed"] = bool(info.v_transposed);
+            d["n_sections"] = info.n_sections;
+            return d;
+        },
+        "blob"_a);
+    m.def(
+        "state_match",
+        [](const Tap& t, Array<const uint8_t, nb::ndim<1>> blob, Array<int32_t, nb::ndim<1>> indices) {
+            check(twinkv_state_match(t.tap, blob.data(), blob.size(), int32_t(indices.shape(0)), indices.data()));
+        },
+        "tap"_a, "blob"_a, "indices"_a);
+    m.def(
+        "evict",
+        [](uintptr_t ctx, int32_t seq_id, Array<const int32_t, nb::ndim<3>> index,
+           Array<const int32_t, nb::ndim<1>> positions, int n_threads) {
+            if (!ctx || positions.shape(0) != index.shape(2)) {
+                throw nb::value_error("index must be [n_layer, n_head_kv, n_keep], positions [n_keep]");
+            }
+            call([&] {
+                return twinkv_evict(reinterpret_cast<llama_context*>(ctx), seq_id, int32_t(index.shape(0)),
+                                    int32_t(index.shape(1)), int64_t(index.shape(2)), index.data(), positions.data(),
+                                    n_threads);
+            });
+        },
+        "ctx"_a, "seq_id"_a, "index"_a, "positions"_a, "n_threads"_a = 0);
+}

@@ -1,0 +1,93 @@
+// The C interface of this folder: checks, and which threads work on what.
+#include "core/parallel.hpp"
+#include "core/status.hpp"
+#include "twins/twins.hpp"
+
+#include <cmath>
+
+namespace twinkv {
+namespace {
+
+// f(head, threads for it). Many heads run side by side; a few are shared by all threads, one after the other,
+// so that scratch stays O(n d) per thread.
+template <class F> void for_each_head(int64_t n_heads, int n_threads, F&& f) {
+    n_threads = resolve_threads(n_threads);
+    if (n_threads > 1 && n_heads >= 2 * int64_t(n_threads)) {
+        parallel_for(n_heads, n_threads, [&](int64_t h) { f(h, 1); });
+    } else {
+        for (int64_t h = 0; h < n_heads; ++h) {
+            f(h, n_threads);
+        }
+    }
+}
+
+void check(const twinkv_keys* keys, int64_t local_window) {
+    require(keys != nullptr, "keys are missing");
+    check_keys(*keys);
+    require(local_window >= 0, "local_window must not be negative");
+}
+
+void check_tau(float tau) {
+    require(std::isfinite(tau) && tau > -1 && tau <= 1, "tau must lie in (-1, 1]");
+}
+
+} // namespace
+} // namespace twinkv
+
+extern "C" {
+
+twinkv_status twinkv_twin_counts(const twinkv_keys* keys, float tau, int64_t local_window, int n_threads,
+                                 int32_t* counts) {
+    return twinkv::guard([&] {
+        twinkv::check(keys, local_window);
+        twinkv::check_tau(tau);
+        twinkv::for_each_head(keys->n_heads, n_threads, [&](int64_t h, int threads) {
+            const auto head = twinkv::load_head(*keys, h, local_window, threads);
+            const auto result = twinkv::twin_counts(head, tau, threads);
+            std::copy(result.begin(), result.end(), counts + h * keys->n);
+        });
+    });
+}
+
+twinkv_status twinkv_best_twin(const twinkv_keys* keys, const uint8_t* retained, int64_t local_window, int n_threads,
+                               float* best) {
+    return twinkv::guard([&] {
+        twinkv::check(keys, local_window);
+        twinkv::for_each_head(keys->n_heads, n_threads, [&](int64_t h, int threads) {
+            const auto head = twinkv::load_head(*keys, h, local_window, threads);
+            const auto result = twinkv::best_twin(head, retained + h * keys->n, threads);
+            std::copy(result.begin(), result.end(), best + h * keys->n);
+        });
+    });
+}
+
+twinkv_status twinkv_invalid_keys(const twinkv_keys* keys, int n_threads, uint8_t* invalid) {
+    return twinkv::guard([&] {
+        twinkv::check(keys, 0);
+        twinkv::for_each_head(keys->n_heads, n_threads, [&](int64_t h, int threads) {
+            const auto head = twinkv::load_head(*keys, h, 0, threads);
+            std::transform(head.valid.begin(), head.valid.end(), invalid + h * keys->n,
+                           [](uint8_t valid) { return uint8_t(!valid); });
+        });
+    });
+}
+
+twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_repair_params* params, int n_threads,
+                            uint8_t* retained, twinkv_repair_stats* stats) {
+    return twinkv::guard([&] {
+        twinkv::require(params != nullptr, "params are missing");
+        twinkv::check(keys, params->local_window);
+        twinkv::check_tau(params->tau);
+        twinkv::require(params->n_sink >= 0 && params->n_recent >= 0, "n_sink and n_recent must not be negative");
+        twinkv::require(params->mode == TWINKV_REPAIR_PAPER || params->mode == TWINKV_REPAIR_CONSISTENT,
+                        "no such repair mode");
+        // all heads are loaded and judged before the first result is written: a failure changes nothing
+        std::vector<uint8_t> result(retained, retained + keys->n_heads * keys->n);
+        twinkv::for_each_head(keys->n_heads, n_threads, [&](int64_t h, int threads) {
+            const auto head = twinkv::load_head(*keys, h, params->local_window, threads);
+            stats[h] = twinkv::repair(head, *params, threads, result.data() + h * keys->n);
+        });
+        std::copy(result.begin(), result.end(), retained);
+    });
+}
+}
