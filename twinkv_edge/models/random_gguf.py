@@ -51,11 +51,13 @@ def random_model(
     length are the model's own. The tokenizer is the embedded SmolLM2's, padded with unused tokens or cut.
     The file appears under its name only when it is complete; at most some 64 MB are in memory at a time.
     Raises InputError for an unknown name or type, for a vocabulary that can't be made (`pip install
-    'twinkv-edge[demo]'`), and when the disk has no room.
+    'twinkv-edge[demo]'`), and when the file can't be written or the disk has no room for it.
     """
     shape = shape_of(like, layers)
     if quant not in QUANTS:
         raise InputError(f"quant {quant!r} is not one of {', '.join(QUANTS)}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise InputError(f"seed must be a number from 0 on, not {seed!r}")
     tensors = [(part, *ggml_type(_storage(part, quant))) for part in shape.parts()]
     sizes = [_n_bytes(part, kind) for part, _, kind in tensors]
     if path is None:
@@ -76,6 +78,8 @@ def random_model(
         _write_head(unfinished, shape, quant, tensors, sizes)
         _write_weights(unfinished, tensors, seed, progress, total)
         os.replace(unfinished, out)
+    except OSError as why:
+        raise InputError(f"{out} can't be written: {why.strerror}") from why
     finally:
         unfinished.unlink(missing_ok=True)
     return out

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Final
 
 from ..errors import InputError
@@ -33,23 +35,25 @@ def vocabulary(n_tokens: int) -> Vocabulary:
     """
     if n_tokens < _LEAST:
         raise InputError(f"a vocabulary needs at least {_LEAST} tokens, not {n_tokens}")
-    metadata = read_header(default_model(), keep=frozenset(f"tokenizer.ggml.{name}" for name in _ARRAYS)).metadata
+    metadata = _tokenizer_metadata(default_model())
     tokens, types, merges = (_list(metadata[f"tokenizer.ggml.{name}"]) for name in _ARRAYS)
     names = [str(t) for t in tokens[:n_tokens]]
     known = set(names)
     kept = [str(m) for m in merges if str(m).replace(" ", "", 1) in known]
     padding = n_tokens - len(names)
-    rest = {
-        key: value
-        for key, value in metadata.items()
-        if key.startswith("tokenizer.") and isinstance(value, (int, float, bool, str))
-    }
+    rest = {key: value for key, value in metadata.items() if isinstance(value, (int, float, bool, str))}
     return Vocabulary(
         tokens=names + [f"<|unused_{i}|>" for i in range(padding)],
         types=[int(t) for t in types[:n_tokens]] + [_UNUSED] * padding,
         merges=kept,
         rest=rest,
     )
+
+
+@cache
+def _tokenizer_metadata(path: Path) -> dict[str, Value]:
+    metadata = read_header(path, keep=frozenset(f"tokenizer.ggml.{name}" for name in _ARRAYS)).metadata
+    return {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
 
 
 def _list(value: Value) -> tuple[int | float | bool | str, ...]:
