@@ -98,7 +98,7 @@ def test_keeping_everything_changes_nothing(
 def test_one_set_for_all_heads_equals_the_cell_layout(
     smollm2: str, licence_tokens: list[int], open_llm: Callable[..., tk.CompressedLlama]
 ) -> None:
-    """The reference is llama.cpp's own: positions removed one by one, the state saved and restored to close the gaps."""
+    """The reference is llama.cpp's own: positions removed one by one, the state restored to close the gaps."""
     llm = open_llm(smollm2, **SETTINGS["q8_0"])
     llm.eval(licence_tokens[:400])
     one = np.random.default_rng(2).random(400).argsort() < 150

@@ -13,6 +13,7 @@ from .errors import (
 )
 from .kv_cache import KVCache
 from .llama import CompressedLlama, score
+from .models import estimate
 from .repair import Repair, repair
 from .report import CompressionReport, Footprint
 from .twins import best_twin, twin_counts
@@ -32,6 +33,7 @@ __all__ = [
     "UnsupportedModelError",
     "__version__",
     "best_twin",
+    "estimate",
     "models",
     "policies",
     "repair",

@@ -18,6 +18,23 @@ LAYOUTS = ("head", "cell")
 KEY_SPACES = ("rope", "unrotated", "pair_norm")
 
 
+def kept_tokens(n: int, ratio: float, target_tokens: int | None = None) -> int:
+    """Tokens a head keeps of n: ceil((1 - ratio) * n), or the target where it is smaller (TwinKV, section 3.1).
+
+    Computed on the decimal the ratio is written as: 0.9 of 10 leaves 1, not 2.
+
+    Raises:
+        InputError: A ratio outside [0, 1) or a target below 1.
+    """
+    if target_tokens is not None:
+        if target_tokens < 1:
+            raise InputError(f"target_tokens must be at least 1, not {target_tokens}")
+        return min(n, target_tokens)
+    if not 0 <= ratio < 1:
+        raise InputError(f"ratio must be in [0, 1), not {ratio}: it is the fraction of tokens removed")
+    return n - math.floor(n * Fraction(str(float(ratio))))
+
+
 @dataclass(frozen=True)
 class Compression:
     """Settings of one compression.
@@ -27,7 +44,7 @@ class Compression:
         ratio: Fraction of the cache that is REMOVED, in [0, 1): the papers' rho (TwinKV, section 3.1).
         repair: "paper" (TwinKV section 3.4, judged once), "consistent" (ours, re-judged after every swap) or "none".
         layout: "head": every layer and head keeps its own tokens; "cell": one set for all, chosen by votes.
-        tau: Similarity above which two keys are twins; None: 0.85 for models with QK-norm, 0.90 otherwise (section 4.4).
+        tau: Similarity above which two keys are twins; None: 0.85 for models with QK-norm, else 0.90 (section 4.4).
         local_window: Tokens nearer than this to each other are never twins (w of Eq. 2).
         n_sink: Leading tokens that are always kept.
         n_recent: Trailing tokens that are always kept: they carry the question.
@@ -77,11 +94,7 @@ class Compression:
         """
         if self.policy == "none":
             return n
-        if self.target_tokens is not None:
-            keep = min(self.target_tokens, n)
-        else:
-            # the ratio as it is written: Fraction("0.1") is a tenth, Fraction(0.1) is not
-            keep = n - math.floor(Fraction(str(self.ratio)) * n)
+        keep = kept_tokens(n, self.ratio, self.target_tokens)
         protected = min(n, self.n_sink + self.n_recent)
         if keep < protected and keep < n:
             raise InputError(

@@ -109,7 +109,7 @@ class KVCache:
 
     def positions(self, layer: int) -> npt.NDArray[np.int32]:
         """True token position of every cell and head, int32 [n_cells, H], ascending per head."""
-        return self._positions_by_head(layer).T.copy()
+        return np.ascontiguousarray(self._positions_by_head(layer).T)
 
     def _positions_by_head(self, layer: int) -> npt.NDArray[np.int32]:
         self._layer(layer)
@@ -199,15 +199,15 @@ class KVCache:
         """What llama.cpp is told: the true positions where all heads agree, otherwise stand-ins that end at n - 1."""
         keep, last = table.shape[-1], self._n_tokens - 1
         if table[0, 0, -1] == last and (table == table[0, 0]).all():
-            return table[0, 0].copy()
+            return np.array(table[0, 0])
         return np.arange(last - keep + 1, last + 1, dtype=np.int32)
 
     def _check_untouched(self) -> None:
         last = llama_cpp.llama_memory_seq_pos_max(self._memory, SEQ_ID)
         if last != self._n_tokens - 1:
             raise CacheStateError(
-                f"llama.cpp's cache ends at position {last}, but {self._n_tokens} tokens were evaluated: it was changed "
-                "from outside; call reset() and evaluate the prompt again"
+                f"llama.cpp's cache ends at position {last}, but {self._n_tokens} tokens were evaluated: it was "
+                "changed from outside; call reset() and evaluate the prompt again"
             )
 
     # -- following the conversation ------------------------------------------------------------------------------

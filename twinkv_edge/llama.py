@@ -34,6 +34,9 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         UnsupportedModelError: The model keeps no KV cache that can be rewritten.
     """
 
+    input_ids: npt.NDArray[np.intc]
+    scores: npt.NDArray[np.single]
+
     def __init__(
         self,
         model_path: str | None = None,
@@ -45,7 +48,7 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._stack = contextlib.ExitStack()  # Llama closes it when deleted, also where its own __init__ never ran
         path = str(model_path if model_path is not None else models.default_model())
         self.facts = models.facts(path)
-        models.require_rewritable(self.facts)
+        models.require_rewritable(self.facts, (compression or Compression()).layout)
         self.compression = compression or Compression()
         self._tap = native.Tap()
         self._context_params: Any = None

@@ -29,7 +29,7 @@ def greedy(llm: CompressedLlama, tokens: Sequence[int], max_tokens: int) -> str:
         out.append(token)
         if token == llm.token_eos() or len(out) == max_tokens:
             break
-    return llm.detokenize(out, prev_tokens=list(tokens)).decode("utf-8", errors="replace")
+    return str(llm.detokenize(out, prev_tokens=list(tokens)), "utf-8", "replace")
 
 
 def run(

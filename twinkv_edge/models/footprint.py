@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
 from typing import Any, Final
 
+from ..compression import kept_tokens
 from ..errors import InputError, UnsupportedModelError
 from .free_memory import free_memory
 from .ggml_types import cache_type
@@ -20,21 +20,6 @@ _ANSWER: Final = 512  # tokens of room for an answer in a suggested context
 def padded(n: int) -> int:
     """Cells llama.cpp makes for a context of n tokens."""
     return -(-n // _PAD) * _PAD
-
-
-def kept_tokens(n: int, ratio: float, target_tokens: int | None = None) -> int:
-    """Tokens per head that stay of n: ceil((1 - ratio) n), or the target where it is smaller.
-
-    Computed on the decimal the ratio is written as: 0.9 of 10 leaves 1, not 2.
-    Raises InputError for a ratio outside [0, 1) or a target below 1.
-    """
-    if target_tokens is not None:
-        if target_tokens < 1:
-            raise InputError(f"target_tokens must be at least 1, not {target_tokens}")
-        return min(n, target_tokens)
-    if not 0 <= ratio < 1:
-        raise InputError(f"ratio must be in [0, 1), not {ratio}: it is the fraction of tokens removed")
-    return n - int(n * Fraction(str(float(ratio))))
 
 
 @dataclass(frozen=True)

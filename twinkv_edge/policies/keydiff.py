@@ -18,4 +18,4 @@ class KeyDiff(Policy):
         unit = layer.keys / np.maximum(np.linalg.norm(layer.keys, axis=-1, keepdims=True), 1e-12)
         anchor = unit.mean(axis=1, keepdims=True)
         anchor /= np.maximum(np.linalg.norm(anchor, axis=-1, keepdims=True), 1e-12)
-        return -np.einsum("hnd,hnd->hn", unit, np.broadcast_to(anchor, unit.shape)).astype(np.float32)
+        return np.asarray(-np.einsum("hnd,hd->hn", unit, anchor[:, 0]), dtype=np.float32)

@@ -15,4 +15,4 @@ class KNorm(Policy):
     summary = "keeps keys of small L2 norm (Devoto et al., 2024)"
 
     def score(self, layer: LayerView) -> FloatArray:
-        return -np.linalg.norm(layer.keys, axis=-1).astype(np.float32)
+        return np.asarray(-np.linalg.norm(layer.keys, axis=-1), dtype=np.float32)

@@ -22,4 +22,4 @@ class TwinKV(Policy):
     def score(self, layer: LayerView) -> FloatArray:
         keys = layer.compared_keys
         counts = twin_counts(keys, self.tau, self.local_window, positions=layer.positions)
-        return (-counts / max(1, keys.shape[1])).astype(np.float32)
+        return np.asarray(-counts / max(1, keys.shape[1]), dtype=np.float32)
