@@ -6,32 +6,10 @@ import random
 import re
 from dataclasses import dataclass
 
-WORDS = [
-    "amber",
-    "basalt",
-    "cedar",
-    "delta",
-    "ember",
-    "fjord",
-    "garnet",
-    "harbor",
-    "indigo",
-    "juniper",
-    "kelp",
-    "lantern",
-    "meadow",
-    "nectar",
-    "orchid",
-    "pebble",
-    "quartz",
-    "raven",
-    "saffron",
-    "thistle",
-    "umber",
-    "velvet",
-    "willow",
-    "zephyr",
-]
+WORDS = """
+amber basalt cedar delta ember fjord garnet harbor indigo juniper kelp lantern meadow nectar orchid pebble quartz raven
+saffron thistle umber velvet willow zephyr
+""".split()
 
 INTRO = (
     "Some special magic numbers are hidden within the following text. Make sure to memorize it. "
