@@ -78,6 +78,10 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
             raise UnsupportedModelError("this llama-cpp-python has no cb_eval in its context parameters")
         params.cb_eval = ctypes.cast(self._tap.callback, callback)
         params.cb_eval_user_data = ctypes.c_void_p(self._tap.user_data)
+        if not self.facts.n_swa:
+            # a spare sequence in the same cells lets eviction close up the cache in place; it costs no memory here, but
+            # a sliding-window cache would grow with it
+            params.n_seq_max, params.kv_unified = max(2, params.n_seq_max), True
         self._context_params = params
 
     # Llama checks prompts and max_tokens against _n_ctx: the tokens that can be in play, evicted ones included.
@@ -219,7 +223,7 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._grow(state.input_ids.shape[0])
         super().load_state(state)
         self._grow(self._n_ctx_cells)
-        self.kv.restore(getattr(state, "twinkv", None) or Snapshot(state.n_tokens, None, 0))
+        self.kv.restore(getattr(state, "twinkv", None) or Snapshot(state.n_tokens))
 
 
 def score(
