@@ -11,7 +11,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from . import models, pipeline, policies
+from . import models, pipeline, policies, rolling
 from ._install import native
 from .compression import Compression
 from .errors import CacheStateError, InputError, UnsupportedModelError
@@ -54,6 +54,7 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._context_params: Any = None
         self._kv: KVCache | None = None
         self._n_ctx_cells = 0
+        self._rolling = rolling.Rolling(self)
         llama_kwargs.setdefault("flash_attn", True)
         llama_kwargs.setdefault("verbose", False)
         super().__init__(model_path=path, n_ctx=n_ctx, **llama_kwargs)
@@ -87,6 +88,8 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
     # Llama checks prompts and max_tokens against _n_ctx: the tokens that can be in play, evicted ones included.
     @property
     def _n_ctx(self) -> int:
+        if self._kv and self._rolling.bounds_the_cache:
+            return max(self._n_ctx_cells, self.n_ctx_train)
         evicted = self._kv.boundary - self._kv.n_compressed_cells if self._kv else 0
         return min(self._n_ctx_cells + evicted, max(self._n_ctx_cells, self.n_ctx_train))
 
@@ -105,6 +108,17 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         if self._kv is None:
             raise CacheStateError("the context is not ready, or was closed")
         return self._kv
+
+    @property
+    def compressions(self) -> list[CompressionReport]:
+        """Reports of the evictions that happened by themselves since the last reset()."""
+        return self._rolling.reports
+
+    def protect(self, n_tokens: int) -> None:
+        """Keeps the first n_tokens of the conversation (a system prompt) out of every eviction, until reset()."""
+        if n_tokens < 0:
+            raise InputError(f"{n_tokens} tokens cannot be protected: give 0 or more")
+        self._rolling.n_protected = n_tokens
 
     @property
     def tau(self) -> float:
@@ -140,11 +154,9 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         """
         cfg = compression or self.compression
         if changes:
-            unknown = sorted(set(changes) - set(Compression.__dataclass_fields__))
-            if unknown:
-                raise InputError(f"no setting named {', '.join(unknown)}")
             cfg = cfg.with_(**changes)
         self._follow()
+        cfg = self._rolling.protecting(cfg)
         tau = self.facts.default_tau if cfg.tau is None else cfg.tau
         return pipeline.compress(self.kv, cfg, tau, progress)
 
@@ -161,17 +173,31 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
     def reset(self) -> None:
         """Starts over: the next evaluation begins with an empty cache."""
         super().reset()
+        self._rolling.reset()
         if self._kv is not None:
             self._follow()
 
-    def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluates tokens at the end of the conversation.
+    def eval(self, tokens: Sequence[int], progress: rolling.Progress | None = None) -> None:
+        """Evaluates tokens at the end of the conversation, evicting on the way if the settings say so.
+
+        Args:
+            tokens: Token ids.
+            progress: Called with (tokens evaluated, tokens in all, cells in use) after every batch.
 
         Raises:
             CacheStateError: No room for them, or n_tokens was moved into the compressed part. Nothing was evaluated.
+            InputError: Bounded prefill past the length the model was trained for.
         """
         tokens = list(tokens)
         self._follow()
+        done = 0
+        for batch in self._rolling.batches(tokens):
+            self._eval_batch(batch)
+            done += len(batch)
+            if progress:
+                progress(done, len(tokens), self.kv.n_cells)
+
+    def _eval_batch(self, tokens: list[int]) -> None:
         self.kv.check_room(len(tokens))
         self._grow(self.n_tokens + len(tokens))
         start = self.n_tokens
