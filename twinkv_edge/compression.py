@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from .errors import InputError
 
@@ -14,10 +14,12 @@ Layout = Literal["head", "cell"]
 Prefill = Literal["full", "bounded"]
 KeySpace = Literal["rope", "unrotated", "pair_norm"]
 
-REPAIR_MODES = ("none", "paper", "consistent")
-LAYOUTS = ("head", "cell")
-PREFILLS = ("full", "bounded")
-KEY_SPACES = ("rope", "unrotated", "pair_norm")
+CHOICES: dict[str, tuple[str, ...]] = {
+    "repair": get_args(RepairMode),
+    "layout": get_args(Layout),
+    "key_space": get_args(KeySpace),
+    "prefill": get_args(Prefill),
+}
 
 
 def kept_tokens(n: int, ratio: float, target_tokens: int | None = None) -> int:
@@ -53,8 +55,8 @@ class Compression:
         key_space: Which keys are compared: "rope" as cached, "unrotated" with RoPE taken back, "pair_norm" the norms of
             the rotary pairs (invariant to any rotary schedule).
         target_tokens: The budget K as a number of tokens; overrides `ratio`.
-        prefill: "full": a prompt is evaluated whole before anything is evicted; "bounded": whenever the cache would pass
-            target_tokens plus one batch it is evicted down to target_tokens, so a prompt of any length fits.
+        prefill: "full": a prompt is evaluated whole before anything is evicted; "bounded": whenever the cache would
+            pass target_tokens plus one batch it is evicted down to target_tokens: a prompt of any length fits.
         trigger_tokens: Evict by itself when the cache is about to pass this many cells: before a new turn, or while an
             answer is decoded. None: only when `compress()` is called (and in bounded prefill).
         policy_options: Keyword arguments of the policy, e.g. {"seed": 1} for "random".
@@ -82,12 +84,7 @@ class Compression:
             raise InputError(
                 f"ratio is {self.ratio!r}: give the fraction of the cache to remove, at least 0 and below 1"
             )
-        for name, allowed in (
-            ("repair", REPAIR_MODES),
-            ("layout", LAYOUTS),
-            ("key_space", KEY_SPACES),
-            ("prefill", PREFILLS),
-        ):
+        for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name} is {getattr(self, name)!r}: choose one of {', '.join(allowed)}")
         if self.tau is not None and not (math.isfinite(self.tau) and -1 < self.tau <= 1):
@@ -105,11 +102,10 @@ class Compression:
     def _check_automatic(self) -> None:
         if self.prefill == "bounded" and self.target_tokens is None:
             raise InputError("prefill='bounded' needs target_tokens: the cells to evict down to")
-        if self.trigger_tokens is not None and self.target_tokens is not None:
-            if self.trigger_tokens <= self.target_tokens:
-                raise InputError(
-                    f"trigger_tokens ({self.trigger_tokens}) must be larger than target_tokens ({self.target_tokens})"
-                )
+        if self.trigger_tokens is not None and self.trigger_tokens <= (self.target_tokens or 0):
+            raise InputError(
+                f"trigger_tokens ({self.trigger_tokens}) must be larger than target_tokens ({self.target_tokens})"
+            )
         if self.policy == "none" and (self.prefill == "bounded" or self.trigger_tokens is not None):
             raise InputError("policy 'none' evicts nothing: choose another for bounded prefill or trigger_tokens")
 
