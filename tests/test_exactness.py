@@ -244,3 +244,29 @@ def test_a_state_that_llama_refuses_leaves_the_cache_as_it_was(
     np.testing.assert_array_equal(llm.kv.values(3), values)
     np.testing.assert_array_equal(llm.kv.positions(3), positions)
     np.testing.assert_array_equal(decode(llm, licence_tokens[start : start + 4]), expected)
+
+
+def test_moving_to_a_smaller_context_changes_nothing(
+    smollm2: str, licence_tokens: list[int], open_llm: Callable[..., tk.CompressedLlama]
+) -> None:
+    llm = open_llm(smollm2, n_ctx=2048, **SETTINGS["q8_0"])
+    llm.eval(licence_tokens[:400])
+    llm.kv.evict(random_sets(llm, keep=120))
+    state = llm.save_state()
+    expected = decode(llm, licence_tokens[400:408])
+    llm.load_state(state)
+    positions = llm.kv.positions(11)
+    for too_small in (0, 120):
+        with pytest.raises(tk.InputError, match="too small"):
+            llm.move_to_context(too_small)
+    allocated = llm.footprint().bytes_allocated
+    llm.move_to_context(256)
+    assert llm.footprint().bytes_allocated * 8 == allocated
+    np.testing.assert_array_equal(llm.kv.positions(11), positions)
+    np.testing.assert_array_equal(decode(llm, licence_tokens[400:408]), expected)
+    # and it is a full context: evicting and generating go on
+    llm.kv.evict(random_sets(llm, keep=60))
+    assert llm.kv.n_cells == 60
+    assert llm.create_completion([*licence_tokens[:408], 5], max_tokens=3)["usage"]["completion_tokens"] == 3
+    with pytest.raises(tk.CacheStateError, match="do not fit"):
+        llm.eval(licence_tokens[:300])

@@ -309,7 +309,7 @@ class KVCache:
             raise UnsupportedModelError(
                 "no attention layer with a KV cache was seen: the model is recurrent, hybrid, MLA or an encoder"
             )
-        blob = _sequence_state(self._ctx)
+        blob = sequence_state(self._ctx)
         n_layer = native.state_inspect(blob)["n_layer"]
         indices = np.empty(n_layer, dtype=np.int32)
         native.state_match(self._tap, blob, indices)
@@ -332,7 +332,8 @@ def _address(ctx: Any) -> int:
     return int(ctypes.cast(ctx, ctypes.c_void_p).value or 0)
 
 
-def _sequence_state(ctx: Any) -> npt.NDArray[np.uint8]:
+def sequence_state(ctx: Any) -> npt.NDArray[np.uint8]:
+    """llama.cpp's own state of the conversation's sequence."""
     size = llama_cpp.llama_state_seq_get_size(ctx, SEQ_ID)
     blob = np.empty(size, dtype=np.uint8)
     written = llama_cpp.llama_state_seq_get_data(ctx, blob.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), size, SEQ_ID)

@@ -11,7 +11,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from . import models, pipeline, policies, rolling
+from . import decode_context, models, pipeline, policies, rolling
 from ._install import native
 from .compression import Compression
 from .errors import CacheStateError, InputError, UnsupportedModelError
@@ -34,6 +34,7 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         UnsupportedModelError: The model keeps no KV cache that can be rewritten.
     """
 
+    _ctx: Any
     input_ids: npt.NDArray[np.intc]
     scores: npt.NDArray[np.single]
 
@@ -125,10 +126,10 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         """The similarity threshold in use: the setting's, or the default for this model (TwinKV, section 4.4)."""
         return self.facts.default_tau if self.compression.tau is None else self.compression.tau
 
-    def _decode_one(self) -> None:
+    def _decode_one(self, ctx: Any = None) -> None:
         bos = self.token_bos()
         self._batch.set_batch(batch=[max(bos, 0)], n_past=0, logits_all=False)
-        self._ctx.decode(self._batch)
+        (ctx or self._ctx).decode(self._batch)
 
     def _configure_capture(self) -> None:
         needs = policies.create(self.compression.policy, self.compression.policy_options).needs
@@ -159,6 +160,23 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         cfg = self._rolling.protecting(cfg)
         tau = self.facts.default_tau if cfg.tau is None else cfg.tau
         return pipeline.compress(self.kv, cfg, tau, progress)
+
+    def move_to_context(self, n_ctx: int) -> None:
+        """Moves the cache into a fresh context of n_ctx cells and frees the old one; see `decode_context.move`.
+
+        The next sampling needs a decoded token first: leave the prompt's last token out before compressing, as
+        `generate` will decode it.
+        """
+        self._follow()
+        decode_context.move(self, n_ctx)
+
+    def _adopt_context(self, ctx: Any, tap: Any, kv: KVCache, params: Any) -> None:
+        old, self._ctx = self._ctx, ctx
+        self._tap, self._kv, self._context_params = tap, kv, params
+        self._n_ctx_cells = self.n_ctx()
+        self._requires_eval = True  # logits stay with the old context
+        self._configure_capture()
+        old.close()
 
     def footprint(self) -> Footprint:
         """Cells and bytes of the cache: allocated, used, resident."""
