@@ -231,6 +231,11 @@ class KVCache:
                 f"llama.cpp's cache ends at position {last}, but {self._n_tokens} tokens were evaluated: it was "
                 "changed from outside; call reset() and evaluate the prompt again"
             )
+        for other in range(1, llama_cpp.llama_n_seq_max(self._ctx)):
+            if llama_cpp.llama_memory_seq_pos_max(self._memory, other) >= 0:
+                raise CacheStateError(
+                    f"sequence {other} shares this cache: its cells cannot be told from ours; remove it first"
+                )
 
     # -- following the conversation ------------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ def run(
             progress(c.name, number, len(chosen))
         job = {"kind": c.kind, "name": c.name, "type_k": c.cache_type, "type_v": c.cache_type}
         rows.append(_row(c, _child({**common, **job, "compression": c.compression}), base))
-    return {"model": Path(model).name, **common, "weights_bytes": base, "rows": rows}
+    return {**common, "model": Path(model).name, "weights_bytes": base, "rows": rows}
 
 
 def _row(c: Configuration, result: dict[str, Any], base: int) -> dict[str, Any]:
