@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 import twinkv_edge as tk
 from twinkv_edge._install import native
-from twinkv_edge.kv_cache import sequence_state
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +18,7 @@ def states(qwen3_tiny: str) -> list[np.ndarray]:
     for kwargs in ({}, {"flash_attn": False}, {"type_k": 8, "type_v": 8}):
         llm = tk.CompressedLlama(qwen3_tiny, n_ctx=256, n_threads=1, **kwargs)
         llm.eval(list(range(1, 8)))
-        found.append(sequence_state(llm.ctx))
+        found.append(llm.kv.sequence_state())
         llm.close()
     return found
 

@@ -2,55 +2,68 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import llama_cpp
 from llama_cpp import _internals
 
 from ._install import native
 from .errors import CacheStateError, InputError
-from .kv_cache import SEQ_ID, KVCache, sequence_state
-
-if TYPE_CHECKING:
-    from .llama import CompressedLlama
+from .kv_cache import SEQ_ID, KVCache
 
 
-def move(llm: CompressedLlama, n_ctx: int) -> None:
-    """Makes a context of n_ctx cells, hands the cache over, and frees the old context.
+@dataclass(frozen=True)
+class Moved:
+    """A context that holds what another held, with its own tap."""
 
-    The old context is untouched until the new one holds everything. For that moment both exist: the peak is the old
-    buffers, the new ones, and one copy of the cells in use.
+    ctx: Any
+    tap: Any
+    kv: KVCache
+    params: Any
+
+
+def move(
+    model: Any, params: Any, kv: KVCache, n_ctx: int, decode_one: Callable[[Any], None], verbose: bool = False
+) -> Moved:
+    """Makes a context of n_ctx cells like the one `params` made, and copies the cache into it.
+
+    The old context is untouched. Until the caller frees it both exist: the peak is the old buffers, the new ones, and
+    one copy of the cells in use.
+
+    Args:
+        model: llama_cpp._internals.LlamaModel of both contexts.
+        params: Parameters the old context was made with.
+        kv: The cache to move.
+        n_ctx: Cells of the new context.
+        decode_one: Decodes one token at position 0 of the context it is given.
 
     Raises:
-        InputError: n_ctx is too small for the cells in use and one more token, or a LoRA adapter is loaded.
+        InputError: n_ctx is too small for the cells in use and one more token.
         CacheStateError: The new context could not be made, or did not take the cache. The old one goes on working.
     """
-    used = llm.kv.n_cells
-    if n_ctx <= used:
-        raise InputError(f"n_ctx={n_ctx} is too small: {used} cells are in use, and the next token needs one")
-    if llm.lora_path:
-        raise InputError("a context with a LoRA adapter cannot be moved: its adapter belongs to the old context")
+    if n_ctx <= kv.n_cells:
+        raise InputError(f"n_ctx={n_ctx} is too small: {kv.n_cells} cells are in use, and the next token needs one")
     tap = native.Tap()
-    params = type(llm.context_params).from_buffer_copy(llm.context_params)
+    params = type(params).from_buffer_copy(params)
     params.n_ctx = n_ctx
     params.cb_eval_user_data = ctypes.c_void_p(tap.user_data)
-    snapshot = llm.kv.snapshot()
     try:
-        ctx = _internals.LlamaContext(model=llm._model, params=params, verbose=llm.verbose)
+        ctx = _internals.LlamaContext(model=model, params=params, verbose=verbose)
     except ValueError as e:
         raise CacheStateError(f"no context of {n_ctx} cells could be made ({e}): free memory and try again") from e
     try:
-        kv = KVCache(ctx.ctx, tap)
-        kv.discover(lambda: llm._decode_one(ctx))
-        if used:
-            blob = sequence_state(llm.ctx)
+        moved = KVCache(ctx.ctx, tap)
+        moved.discover(lambda: decode_one(ctx))
+        if kv.n_cells:
+            blob = kv.sequence_state()
             pointer = blob.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
             if llama_cpp.llama_state_seq_set_data(ctx.ctx, pointer, blob.size, SEQ_ID) != blob.size:
                 raise CacheStateError("the new context did not take the cache; the old one goes on working")
-        kv.restore(snapshot)
+        moved.restore(kv.snapshot())
     except BaseException:
         ctx.close()
         raise
-    llm._adopt_context(llm._stack.enter_context(contextlib.closing(ctx)), tap, kv, params)
+    return Moved(ctx, tap, moved, params)

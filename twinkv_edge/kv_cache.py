@@ -298,6 +298,15 @@ class KVCache:
         self._tap.reset()
         self.release()
 
+    def sequence_state(self) -> npt.NDArray[np.uint8]:
+        """llama.cpp's own state of the conversation: uint8 [size]."""
+        size = llama_cpp.llama_state_seq_get_size(self._ctx, SEQ_ID)
+        blob = np.empty(size, dtype=np.uint8)
+        pointer = blob.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        if llama_cpp.llama_state_seq_get_data(self._ctx, pointer, size, SEQ_ID) != size:
+            raise UnsupportedModelError("llama.cpp did not hand out the sequence's state")
+        return blob
+
     # -- learning the layers -------------------------------------------------------------------------------------
 
     def discover(self, decode_one: Any) -> None:
@@ -314,7 +323,7 @@ class KVCache:
             raise UnsupportedModelError(
                 "no attention layer with a KV cache was seen: the model is recurrent, hybrid, MLA or an encoder"
             )
-        blob = sequence_state(self._ctx)
+        blob = self.sequence_state()
         n_layer = native.state_inspect(blob)["n_layer"]
         indices = np.empty(n_layer, dtype=np.int32)
         native.state_match(self._tap, blob, indices)
@@ -335,13 +344,3 @@ def _layer(tap: Any, index: int) -> Layer:
 
 def _address(ctx: Any) -> int:
     return int(ctypes.cast(ctx, ctypes.c_void_p).value or 0)
-
-
-def sequence_state(ctx: Any) -> npt.NDArray[np.uint8]:
-    """llama.cpp's own state of the conversation's sequence."""
-    size = llama_cpp.llama_state_seq_get_size(ctx, SEQ_ID)
-    blob = np.empty(size, dtype=np.uint8)
-    written = llama_cpp.llama_state_seq_get_data(ctx, blob.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), size, SEQ_ID)
-    if written != size:
-        raise UnsupportedModelError("llama.cpp did not hand out the sequence's state")
-    return blob

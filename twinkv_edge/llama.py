@@ -168,11 +168,11 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         `generate` will decode it.
         """
         self._follow()
-        decode_context.move(self, n_ctx)
-
-    def _adopt_context(self, ctx: Any, tap: Any, kv: KVCache, params: Any) -> None:
-        old, self._ctx = self._ctx, ctx
-        self._tap, self._kv, self._context_params = tap, kv, params
+        if self.lora_path:
+            raise InputError("a context with a LoRA adapter cannot be moved: its adapter belongs to the old context")
+        moved = decode_context.move(self._model, self.context_params, self.kv, n_ctx, self._decode_one, self.verbose)
+        old, self._ctx = self._ctx, self._stack.enter_context(contextlib.closing(moved.ctx))
+        self._tap, self._kv, self._context_params = moved.tap, moved.kv, moved.params
         self._n_ctx_cells = self.n_ctx()
         self._requires_eval = True  # logits stay with the old context
         self._configure_capture()

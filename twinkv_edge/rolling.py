@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from .compression import Compression
 from .errors import InputError
+from .kv_cache import KVCache
 from .report import CompressionReport
 
-if TYPE_CHECKING:
-    from .llama import CompressedLlama
-
 Progress = Callable[[int, int, int], None]
+
+
+class Conversation(Protocol):
+    """What rolling needs of CompressedLlama."""
+
+    n_tokens: int
+    n_batch: int
+    compression: Compression
+
+    @property
+    def n_ctx_train(self) -> int: ...
+    @property
+    def kv(self) -> KVCache: ...
+    def compress(self, compression: Compression) -> CompressionReport: ...
 
 
 class Rolling:
@@ -23,7 +35,7 @@ class Rolling:
     before every token of an answer. The newest turn and the protected first tokens are kept, as far as the budget goes.
     """
 
-    def __init__(self, llm: CompressedLlama) -> None:
+    def __init__(self, llm: Conversation) -> None:
         self._llm = llm
         self.n_protected = 0
         self.reports: list[CompressionReport] = []
