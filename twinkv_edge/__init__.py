@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import models, policies
 from ._version import __version__
+from ._versions import check_versions
 from .compression import Compression
 from .errors import (
     CacheStateError,
@@ -18,6 +19,8 @@ from .models import estimate
 from .repair import Repair, repair
 from .report import CompressionReport, Footprint
 from .twins import best_twin, twin_counts
+
+check_versions()
 
 if TYPE_CHECKING:
     from .kv_cache import KVCache

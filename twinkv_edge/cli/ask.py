@@ -103,7 +103,7 @@ def prepare(document: str, question: str, settings: Compression, model: ModelOpt
         most = facts.n_ctx_train - (n - n_document) - answer.max_tokens
         raise InputError(
             f"document and question are {n} tokens, but {facts.name} was trained for {facts.n_ctx_train}: "
-            f"shorten the document from {n_document} to at most {most} tokens, or give a --model trained for longer ones"
+            f"shorten the document from {n_document} to at most {most} tokens, or give a --model trained for more"
         )
     needed = n + max(answer.max_tokens, TIMED_TOKENS + 1)
     if model.n_ctx is not None and model.n_ctx < n:
@@ -217,9 +217,7 @@ def show(result: dict[str, Any]) -> None:
     """The table and the lines below it, on stderr."""
     before, after = result["cache"]["before"], result["cache"]["after"]
     decode, done, seconds = result["decode_ms"], result["compression"], result["seconds"]
-    rows = [
-        ("cells per head", f"{before['cells']:,}", f"{after['cells']:,}", share(after["cells"], before["cells"]))
-    ]
+    rows = [("cells per head", f"{before['cells']:,}", f"{after['cells']:,}", share(after["cells"], before["cells"]))]
     for name, key in (("cache in use, MB", "bytes_used"), ("cache in memory, MB", "bytes_resident")):
         rows.append((name, megabytes(before[key]), megabytes(after[key]), share(after[key], before[key])))
     if decode["before"] and decode["after"]:
@@ -254,6 +252,8 @@ def _repair_line(result: dict[str, Any]) -> str:
     done, tau = result["compression"], result["tau"]
     if done["repair"] == "none":
         return "no repair"
-    origin = "given" if tau["origin"] == "given" else "the default with QK-norm" if tau["has_qk_norm"] else "the default"
+    origin = (
+        "given" if tau["origin"] == "given" else "the default with QK-norm" if tau["has_qk_norm"] else "the default"
+    )
     backend = f", {done['backend']} kernels" if done["backend"] else ""
     return f"{done['repair']} repair: {done['swaps']:,} swaps at tau {tau['value']:.2f} ({origin}){backend}"

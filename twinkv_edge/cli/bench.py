@@ -84,9 +84,11 @@ def _show(name: str, model: ModelOptions, result: EvictionResult) -> None:
         soft_wrap=True,
     )
     console.print(table(("", "before", "after", ""), rows))
-    returned = f"evicted {megabytes(result.bytes_evicted)} MB; came back: {100 * result.cache_returned:.1f} % of it by the cache"
+    returned = (
+        f"evicted {megabytes(result.bytes_evicted)} MB; came back: {100 * result.cache_returned:.1f} % by the cache"
+    )
     if result.process_returned is not None:
-        returned += f", {100 * result.process_returned:.1f} % by the whole process"
+        returned += f", the whole process {100 * result.process_returned:.1f} %"
     console.print(returned, soft_wrap=True)
     stages = ", ".join(f"{stage} {s:.2f}" for stage, s in result.seconds.items())
     console.print(

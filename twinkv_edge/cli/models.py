@@ -97,7 +97,10 @@ def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if found["sliding_window"]:
         lines.append(
-            ("sliding window", f"{found['sliding_window']:,} tokens in {found['sliding_layers']} layers: left as they are")
+            (
+                "sliding window",
+                f"{found['sliding_window']:,} tokens in {found['sliding_layers']} layers: left as they are",
+            )
         )
     lines.append(("eviction", "yes" if found["evictable"] else f"no: it {found['why_not_evictable']}"))
     return lines

@@ -6,14 +6,14 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import typer
 
-from ..compression import KEY_SPACES, LAYOUTS, REPAIR_MODES, Compression
+from ..compression import CHOICES, Compression
 from ..errors import InputError
 from ..models.ggml_types import CACHE_TYPES
 
@@ -44,7 +44,7 @@ def grouped(command: Command) -> Command:
     @functools.wraps(command)
     def flattened(**given: Any) -> Any:
         for name, group in groups.items():
-            given[name] = group(**{f.name: given.pop(f.name) for f in fields(group)})
+            given[name] = cast(Any, group)(**{f.name: given.pop(f.name) for f in fields(group)})
         return command(**given)
 
     vars(flattened).pop("__wrapped__", None)
@@ -61,7 +61,7 @@ def _compression(help: str, metavar: str | None = None) -> Any:
     return typer.Option(help=help, metavar=metavar, rich_help_panel="What to keep")
 
 
-def _choice(names: tuple[str, ...]) -> str:
+def _choice(names: Iterable[str]) -> str:
     return f"[{'|'.join(names)}]"
 
 
@@ -72,15 +72,17 @@ class CompressionOptions:
     policy: Annotated[str, _compression("Eviction policy; `twinkv-edge policies` lists them.", "NAME")] = _default(
         "policy"
     )
-    ratio: Annotated[float, _compression("Fraction of the cache to REMOVE, at least 0 and below 1.")] = _default("ratio")
+    ratio: Annotated[float, _compression("Fraction of the cache to REMOVE: 0 up to, not including, 1.")] = _default(
+        "ratio"
+    )
     target_tokens: Annotated[
         int | None, _compression("Keep this many tokens per head, instead of a fraction.", "K")
     ] = None
     repair: Annotated[
-        str, _compression("Swap redundant kept tokens for lost unique ones.", _choice(REPAIR_MODES))
+        str, _compression("Swap redundant kept tokens for lost unique ones.", _choice(CHOICES["repair"]))
     ] = _default("repair")
-    layout: Annotated[str, _compression("One set of tokens per head, or one for all.", _choice(LAYOUTS))] = _default(
-        "layout"
+    layout: Annotated[str, _compression("One set of tokens per head, or one for all.", _choice(CHOICES["layout"]))] = (
+        _default("layout")
     )
     tau: Annotated[
         float | None,
@@ -91,7 +93,15 @@ class CompressionOptions:
     )
     n_sink: Annotated[int, _compression("Leading tokens that are always kept.")] = _default("n_sink")
     n_recent: Annotated[int, _compression("Trailing tokens that are always kept.")] = _default("n_recent")
-    key_space: Annotated[str, _compression("Which keys are compared.", _choice(KEY_SPACES))] = _default("key_space")
+    key_space: Annotated[str, _compression("Which keys are compared.", _choice(CHOICES["key_space"]))] = _default(
+        "key_space"
+    )
+    prefill: Annotated[
+        str,
+        _compression(
+            "Evict after the whole prompt, or on the way so that any length fits.", _choice(CHOICES["prefill"])
+        ),
+    ] = _default("prefill")
     policy_options: Annotated[
         list[str], _compression("An option of the policy, e.g. seed=1; may be repeated.", "NAME=VALUE")
     ] = field(default_factory=list)
