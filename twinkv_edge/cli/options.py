@@ -65,6 +65,10 @@ def _choice(names: Iterable[str]) -> str:
     return f"[{'|'.join(names)}]"
 
 
+def _choose(help: str, setting: str) -> Any:
+    return _compression(help, _choice(CHOICES[setting]))
+
+
 @dataclass(frozen=True)
 class CompressionOptions:
     """The fields of `Compression`, by their own names."""
@@ -78,12 +82,8 @@ class CompressionOptions:
     target_tokens: Annotated[
         int | None, _compression("Keep this many tokens per head, instead of a fraction.", "K")
     ] = None
-    repair: Annotated[
-        str, _compression("Swap redundant kept tokens for lost unique ones.", _choice(CHOICES["repair"]))
-    ] = _default("repair")
-    layout: Annotated[str, _compression("One set of tokens per head, or one for all.", _choice(CHOICES["layout"]))] = (
-        _default("layout")
-    )
+    repair: Annotated[str, _choose("Swap redundant kept tokens for lost unique ones.", "repair")] = _default("repair")
+    layout: Annotated[str, _choose("One set of tokens per head, or one for all.", "layout")] = _default("layout")
     tau: Annotated[
         float | None,
         _compression("Cosine similarity from which two keys are twins (default: 0.85 with QK-norm, else 0.90)."),
@@ -93,9 +93,7 @@ class CompressionOptions:
     )
     n_sink: Annotated[int, _compression("Leading tokens that are always kept.")] = _default("n_sink")
     n_recent: Annotated[int, _compression("Trailing tokens that are always kept.")] = _default("n_recent")
-    key_space: Annotated[str, _compression("Which keys are compared.", _choice(CHOICES["key_space"]))] = _default(
-        "key_space"
-    )
+    key_space: Annotated[str, _choose("Which keys are compared.", "key_space")] = _default("key_space")
     prefill: Annotated[
         str,
         _compression(
