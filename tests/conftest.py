@@ -72,6 +72,15 @@ def cache_scores(llm: tk.CompressedLlama, policy: str, **options: Any) -> npt.ND
     return pipeline.scores(llm.kv, policies.create(policy, options))
 
 
+@pytest.fixture(scope="session")
+def licence_text(smollm2: str, licence_tokens: list[int]) -> str:
+    """About 640 tokens of prose: a haystack."""
+    vocabulary = llama_cpp.Llama(smollm2, vocab_only=True, verbose=False)
+    text = vocabulary.detokenize(licence_tokens[:640]).decode()
+    vocabulary.close()
+    return text
+
+
 @pytest.fixture
 def open_llm() -> Iterator[Callable[..., tk.CompressedLlama]]:
     """Opens models and closes them when the test ends."""

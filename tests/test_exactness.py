@@ -11,6 +11,7 @@ import pytest
 from conftest import decode, masked_run, random_sets
 
 import twinkv_edge as tk
+from twinkv_edge._install import native
 
 Q8_0, Q4_0, F16 = llama_cpp.GGML_TYPE_Q8_0, llama_cpp.GGML_TYPE_Q4_0, llama_cpp.GGML_TYPE_F16
 
@@ -111,7 +112,6 @@ def test_one_set_for_all_heads_equals_the_cell_layout(
     expected = decode(llm, licence_tokens[400:408])
     llm.load_state(state)
     llm.kv.evict(np.broadcast_to(one, (30, 3, 400)).copy())
-    assert llama_cpp.llama_memory_seq_pos_min(memory, 0) == int(np.nonzero(one)[0][0])  # true positions
     np.testing.assert_array_equal(decode(llm, licence_tokens[400:408]), expected)
 
 
@@ -188,3 +188,85 @@ def test_gemma3_base_cache(open_llm: Callable[..., tk.CompressedLlama]) -> None:
     np.testing.assert_array_equal(got[0], expected[0])
     assert np.abs(got - plain).max() > 1  # evicting did something
     assert np.abs(got - expected).max() <= max(noise, 0.05 * np.ptp(expected))
+
+
+@pytest.mark.parametrize("flash_attn", [True, False])
+def test_in_place_and_by_the_state_are_the_same(
+    flash_attn: bool,
+    smollm2: str,
+    licence_tokens: list[int],
+    open_llm: Callable[..., tk.CompressedLlama],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = open_llm(smollm2, flash_attn=flash_attn, type_k=Q8_0)
+    llm.eval(licence_tokens[:300])
+    retained = random_sets(llm, keep=100)
+    state = llm.save_state()
+    assert llm.kv.in_place
+    llm.kv.evict(retained)
+    keys, values = llm.kv.keys(7), llm.kv.values(29)
+    got = decode(llm, licence_tokens[300:304])
+    llm.load_state(state)
+    monkeypatch.setattr(tk.KVCache, "in_place", False)
+    llm.kv.evict(retained)
+    np.testing.assert_array_equal(llm.kv.keys(7), keys)
+    np.testing.assert_array_equal(llm.kv.values(29), values)
+    np.testing.assert_array_equal(decode(llm, licence_tokens[300:304]), got)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("flash_attn", [True, False])
+@pytest.mark.parametrize("compressed_before", [True, False])
+def test_a_state_that_llama_refuses_leaves_the_cache_as_it_was(
+    in_place: bool,
+    flash_attn: bool,
+    compressed_before: bool,
+    smollm2: str,
+    licence_tokens: list[int],
+    open_llm: Callable[..., tk.CompressedLlama],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = open_llm(smollm2, flash_attn=flash_attn, type_k=Q8_0)
+    llm.eval(licence_tokens[:200])
+    if compressed_before:
+        llm.kv.evict(random_sets(llm, keep=120, seed=9))
+        llm.eval(licence_tokens[200:220])
+    start = llm.n_tokens
+    keys, values, positions = llm.kv.keys(3), llm.kv.values(3), llm.kv.positions(3)
+    expected = decode(llm, licence_tokens[start : start + 4])
+    llm.n_tokens = start
+    llm.kv.rollback(start)
+    monkeypatch.setattr(tk.KVCache, "in_place", in_place)
+    native.test_spoil_states(1)
+    with pytest.raises(tk.TwinKVError, match="the cache is as it was"):
+        llm.kv.evict(random_sets(llm, keep=50))
+    np.testing.assert_array_equal(llm.kv.keys(3), keys)
+    np.testing.assert_array_equal(llm.kv.values(3), values)
+    np.testing.assert_array_equal(llm.kv.positions(3), positions)
+    np.testing.assert_array_equal(decode(llm, licence_tokens[start : start + 4]), expected)
+
+
+def test_moving_to_a_smaller_context_changes_nothing(
+    smollm2: str, licence_tokens: list[int], open_llm: Callable[..., tk.CompressedLlama]
+) -> None:
+    llm = open_llm(smollm2, n_ctx=2048, **SETTINGS["q8_0"])
+    llm.eval(licence_tokens[:400])
+    llm.kv.evict(random_sets(llm, keep=120))
+    state = llm.save_state()
+    expected = decode(llm, licence_tokens[400:408])
+    llm.load_state(state)
+    positions = llm.kv.positions(11)
+    for too_small in (0, 120):
+        with pytest.raises(tk.InputError, match="too small"):
+            llm.move_to_context(too_small)
+    allocated = llm.footprint().bytes_allocated
+    llm.move_to_context(256)
+    assert llm.footprint().bytes_allocated * 8 == allocated
+    np.testing.assert_array_equal(llm.kv.positions(11), positions)
+    np.testing.assert_array_equal(decode(llm, licence_tokens[400:408]), expected)
+    # and it is a full context: evicting and generating go on
+    llm.kv.evict(random_sets(llm, keep=60))
+    assert llm.kv.n_cells == 60
+    assert llm.create_completion([*licence_tokens[:408], 5], max_tokens=3)["usage"]["completion_tokens"] == 3
+    with pytest.raises(tk.CacheStateError, match="do not fit"):
+        llm.eval(licence_tokens[:300])

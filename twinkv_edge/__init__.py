@@ -1,7 +1,11 @@
 """KV-cache eviction with the TwinKV repair pass, per attention head, on an unmodified llama-cpp-python."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from . import models, policies
 from ._version import __version__
+from ._versions import check_versions
 from .compression import Compression
 from .errors import (
     CacheStateError,
@@ -11,12 +15,16 @@ from .errors import (
     TwinKVError,
     UnsupportedModelError,
 )
-from .kv_cache import KVCache
-from .llama import CompressedLlama, score
 from .models import estimate
 from .repair import Repair, repair
 from .report import CompressionReport, Footprint
 from .twins import best_twin, twin_counts
+
+check_versions()
+
+if TYPE_CHECKING:
+    from .kv_cache import KVCache
+    from .llama import CompressedLlama, score
 
 __all__ = [
     "CacheStateError",
@@ -40,3 +48,14 @@ __all__ = [
     "score",
     "twin_counts",
 ]
+
+# These load llama.cpp, which the command line's --help and a look at a model's facts can do without.
+_LOADS_LLAMA_CPP = {"KVCache": "kv_cache", "CompressedLlama": "llama", "score": "llama"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LOADS_LLAMA_CPP:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_LOADS_LLAMA_CPP[name]}", __name__), name)
+    globals()[name] = value
+    return value

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from .errors import InputError
 
 RepairMode = Literal["none", "paper", "consistent"]
 Layout = Literal["head", "cell"]
+Prefill = Literal["full", "bounded"]
 KeySpace = Literal["rope", "unrotated", "pair_norm"]
 
-REPAIR_MODES = ("none", "paper", "consistent")
-LAYOUTS = ("head", "cell")
-KEY_SPACES = ("rope", "unrotated", "pair_norm")
+CHOICES: dict[str, tuple[str, ...]] = {
+    "repair": get_args(RepairMode),
+    "layout": get_args(Layout),
+    "key_space": get_args(KeySpace),
+    "prefill": get_args(Prefill),
+}
 
 
 def kept_tokens(n: int, ratio: float, target_tokens: int | None = None) -> int:
@@ -51,6 +55,10 @@ class Compression:
         key_space: Which keys are compared: "rope" as cached, "unrotated" with RoPE taken back, "pair_norm" the norms of
             the rotary pairs (invariant to any rotary schedule).
         target_tokens: The budget K as a number of tokens; overrides `ratio`.
+        prefill: "full": a prompt is evaluated whole before anything is evicted; "bounded": whenever the cache would
+            pass target_tokens plus one batch it is evicted down to target_tokens: a prompt of any length fits.
+        trigger_tokens: Evict by itself when the cache is about to pass this many cells: before a new turn, or while an
+            answer is decoded. None: only when `compress()` is called (and in bounded prefill).
         policy_options: Keyword arguments of the policy, e.g. {"seed": 1} for "random".
 
     Raises:
@@ -67,6 +75,8 @@ class Compression:
     n_recent: int = 64
     key_space: KeySpace = "rope"
     target_tokens: int | None = None
+    prefill: Prefill = "full"
+    trigger_tokens: int | None = None
     policy_options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -74,7 +84,7 @@ class Compression:
             raise InputError(
                 f"ratio is {self.ratio!r}: give the fraction of the cache to remove, at least 0 and below 1"
             )
-        for name, allowed in (("repair", REPAIR_MODES), ("layout", LAYOUTS), ("key_space", KEY_SPACES)):
+        for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise InputError(f"{name} is {getattr(self, name)!r}: choose one of {', '.join(allowed)}")
         if self.tau is not None and not (math.isfinite(self.tau) and -1 < self.tau <= 1):
@@ -83,8 +93,21 @@ class Compression:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 0:
                 raise InputError(f"{name} is {value!r}: give a whole number of tokens, 0 or more")
-        if self.target_tokens is not None and (not isinstance(self.target_tokens, int) or self.target_tokens < 1):
-            raise InputError(f"target_tokens is {self.target_tokens!r}: give a whole number of tokens, 1 or more")
+        for name in ("target_tokens", "trigger_tokens"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise InputError(f"{name} is {value!r}: give a whole number of tokens, 1 or more")
+        self._check_automatic()
+
+    def _check_automatic(self) -> None:
+        if self.prefill == "bounded" and self.target_tokens is None:
+            raise InputError("prefill='bounded' needs target_tokens: the cells to evict down to")
+        if self.trigger_tokens is not None and self.trigger_tokens <= (self.target_tokens or 0):
+            raise InputError(
+                f"trigger_tokens ({self.trigger_tokens}) must be larger than target_tokens ({self.target_tokens})"
+            )
+        if self.policy == "none" and (self.prefill == "bounded" or self.trigger_tokens is not None):
+            raise InputError("policy 'none' evicts nothing: choose another for bounded prefill or trigger_tokens")
 
     def budget(self, n: int) -> int:
         """Tokens each head keeps of n: ceil((1 - ratio) * n), in integers, or target_tokens (at most n).
@@ -104,5 +127,8 @@ class Compression:
         return keep
 
     def with_(self, **changes: Any) -> Compression:
-        """A copy with some settings changed."""
+        """A copy with some settings changed. Raises InputError for a setting that does not exist."""
+        unknown = sorted(set(changes) - set(Compression.__dataclass_fields__))
+        if unknown:
+            raise InputError(f"no setting named {', '.join(unknown)}")
         return replace(self, **changes)

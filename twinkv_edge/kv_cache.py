@@ -17,6 +17,7 @@ from .key_space import Rotation
 from .report import CompressionReport, Footprint
 
 SEQ_ID = 0  # llama_cpp.Llama keeps its conversation in sequence 0
+SPARE_SEQ = 1  # empty but for a moment during eviction
 RELEASE_STEP = 256  # freed cells worth a system call
 
 
@@ -45,8 +46,9 @@ class Snapshot:
     """What `KVCache` knows beyond llama.cpp's own state: saved and restored beside it."""
 
     n_tokens: int
-    table: npt.NDArray[np.int32] | None
-    boundary: int
+    table: npt.NDArray[np.int32] | None = None
+    boundary: int = 0
+    told: npt.NDArray[np.int32] | None = None
 
 
 class KVCache:
@@ -64,6 +66,7 @@ class KVCache:
         self.layers: tuple[Layer, ...] = ()
         self._n_tokens = 0
         self._table: npt.NDArray[np.int32] | None = None  # [L, H, K] positions of the compressed cells
+        self._told = np.empty(0, dtype=np.int32)  # [K] positions that llama.cpp has for the compressed cells
         self._boundary = 0  # tokens 0..boundary-1 are behind the table
         self._touched = 0  # cells written since the last release
 
@@ -162,8 +165,8 @@ class KVCache:
             for layer in range(self.n_layers):
                 table[layer] = np.take_along_axis(self._positions_by_head(layer), index[layer], axis=1)
             start = time.perf_counter()
-            native.evict(_address(self._ctx), SEQ_ID, index, self._cell_positions(table))
-            self._table, self._boundary = table, self._n_tokens
+            told = self._move(index)
+            self._table, self._told, self._boundary = table, told, self._n_tokens
             evicted = time.perf_counter()
             self.release()
             seconds = {"evict": evicted - start, "release": time.perf_counter() - evicted}
@@ -196,12 +199,31 @@ class KVCache:
             raise InputError("nothing is retained: keep at least one cell per head")
         return np.nonzero(retained)[2].astype(np.int32).reshape(*shape[:2], -1)
 
-    def _cell_positions(self, table: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """What llama.cpp is told: the true positions where all heads agree, otherwise stand-ins that end at n - 1."""
-        keep, last = table.shape[-1], self._n_tokens - 1
-        if table[0, 0, -1] == last and (table == table[0, 0]).all():
-            return np.array(table[0, 0])
-        return np.arange(last - keep + 1, last + 1, dtype=np.int32)
+    def _move(self, index: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Moves the kept cells to the front; returns the positions llama.cpp has for them afterwards.
+
+        It only needs them to ascend and to end at n_tokens - 1; the true ones are in our table.
+        """
+        keep, last, ctx = index.shape[-1], self._n_tokens - 1, _address(self._ctx)
+        if self.in_place:
+            told = np.concatenate([self._told, np.arange(self._boundary, self._n_tokens, dtype=np.int32)])
+            layers = np.array([layer.tap_index for layer in self.layers], dtype=np.int32)
+            tail = np.ascontiguousarray(told[keep - 1 :])
+            native.evict_in_place(ctx, self._tap, SEQ_ID, SPARE_SEQ, layers, self.n_cells, index, tail)
+            told = told[:keep].copy()
+            told[-1] = last
+        else:
+            told = np.arange(last - keep + 1, last + 1, dtype=np.int32)
+            native.evict(ctx, SEQ_ID, index, told)
+        return told
+
+    @property
+    def in_place(self) -> bool:
+        """Whether eviction moves rows inside the cache; otherwise it goes through a copy of the sequence's state
+        (sliding-window models, caches in device memory, contexts without a spare sequence)."""
+        one_cache = len(self.layers) == self._tap.n_layers
+        spare = llama_cpp.llama_n_seq_max(self._ctx) > SPARE_SEQ
+        return one_cache and spare and all(layer.is_host for layer in self.layers)
 
     def _check_untouched(self) -> None:
         last = llama_cpp.llama_memory_seq_pos_max(self._memory, SEQ_ID)
@@ -210,6 +232,11 @@ class KVCache:
                 f"llama.cpp's cache ends at position {last}, but {self._n_tokens} tokens were evaluated: it was "
                 "changed from outside; call reset() and evaluate the prompt again"
             )
+        for other in range(1, llama_cpp.llama_n_seq_max(self._ctx)):
+            if llama_cpp.llama_memory_seq_pos_max(self._memory, other) >= 0:
+                raise CacheStateError(
+                    f"sequence {other} shares this cache: its cells cannot be told from ours; remove it first"
+                )
 
     # -- following the conversation ------------------------------------------------------------------------------
 
@@ -248,7 +275,7 @@ class KVCache:
         self._tap.rollback(n_tokens)
         self._n_tokens = n_tokens
         if n_tokens == 0:
-            self._table, self._boundary = None, 0
+            self._table, self._told, self._boundary = None, self._told[:0], 0
             self._tap.reset()
         if self._touched - self.n_cells >= RELEASE_STEP:
             self.release()
@@ -259,15 +286,27 @@ class KVCache:
         return sum(self._tap.release(layer.tap_index, self.n_cells) for layer in self.layers)
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(self._n_tokens, None if self._table is None else self._table.copy(), self._boundary)
+        if self._table is None:
+            return Snapshot(self._n_tokens)
+        return Snapshot(self._n_tokens, self._table.copy(), self._boundary, self._told.copy())
 
     def restore(self, snapshot: Snapshot) -> None:
         """Takes over a snapshot, after llama.cpp's own state was restored."""
         self._n_tokens, self._boundary = snapshot.n_tokens, snapshot.boundary
         self._table = None if snapshot.table is None else snapshot.table.copy()
+        self._told = np.empty(0, dtype=np.int32) if snapshot.told is None else snapshot.told.copy()
         self._touched = self.n_cells_allocated
         self._tap.reset()
         self.release()
+
+    def sequence_state(self) -> npt.NDArray[np.uint8]:
+        """llama.cpp's own state of the conversation: uint8 [size]."""
+        size = llama_cpp.llama_state_seq_get_size(self._ctx, SEQ_ID)
+        blob = np.empty(size, dtype=np.uint8)
+        pointer = blob.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        if llama_cpp.llama_state_seq_get_data(self._ctx, pointer, size, SEQ_ID) != size:
+            raise UnsupportedModelError("llama.cpp did not hand out the sequence's state")
+        return blob
 
     # -- learning the layers -------------------------------------------------------------------------------------
 
@@ -285,7 +324,7 @@ class KVCache:
             raise UnsupportedModelError(
                 "no attention layer with a KV cache was seen: the model is recurrent, hybrid, MLA or an encoder"
             )
-        blob = _sequence_state(self._ctx)
+        blob = self.sequence_state()
         n_layer = native.state_inspect(blob)["n_layer"]
         indices = np.empty(n_layer, dtype=np.int32)
         native.state_match(self._tap, blob, indices)
@@ -308,12 +347,3 @@ def _layer(tap: Any, index: int) -> Layer:
 
 def _address(ctx: Any) -> int:
     return int(ctypes.cast(ctx, ctypes.c_void_p).value or 0)
-
-
-def _sequence_state(ctx: Any) -> npt.NDArray[np.uint8]:
-    size = llama_cpp.llama_state_seq_get_size(ctx, SEQ_ID)
-    blob = np.empty(size, dtype=np.uint8)
-    written = llama_cpp.llama_state_seq_get_data(ctx, blob.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), size, SEQ_ID)
-    if written != size:
-        raise UnsupportedModelError("llama.cpp did not hand out the sequence's state")
-    return blob

@@ -11,7 +11,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from . import captured, models, pipeline, policies
+from . import captured, decode_context, models, pipeline, policies, rolling
 from ._install import native
 from .compression import Compression
 from .errors import CacheStateError, InputError, UnsupportedModelError
@@ -34,6 +34,7 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         UnsupportedModelError: The model keeps no KV cache that can be rewritten.
     """
 
+    _ctx: Any
     input_ids: npt.NDArray[np.intc]
     scores: npt.NDArray[np.single]
 
@@ -54,6 +55,7 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._context_params: Any = None
         self._kv: KVCache | None = None
         self._n_ctx_cells = 0
+        self._rolling = rolling.Rolling(self)
         llama_kwargs.setdefault("flash_attn", True)
         llama_kwargs.setdefault("verbose", False)
         super().__init__(model_path=path, n_ctx=n_ctx, **llama_kwargs)
@@ -78,11 +80,17 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
             raise UnsupportedModelError("this llama-cpp-python has no cb_eval in its context parameters")
         params.cb_eval = ctypes.cast(self._tap.callback, callback)
         params.cb_eval_user_data = ctypes.c_void_p(self._tap.user_data)
+        if not self.facts.n_swa:
+            # a spare sequence in the same cells lets eviction close up the cache in place; it costs no memory here, but
+            # a sliding-window cache would grow with it
+            params.n_seq_max, params.kv_unified = max(2, params.n_seq_max), True
         self._context_params = params
 
     # Llama checks prompts and max_tokens against _n_ctx: the tokens that can be in play, evicted ones included.
     @property
     def _n_ctx(self) -> int:
+        if self._kv and self._rolling.bounds_the_cache:
+            return max(self._n_ctx_cells, self.n_ctx_train)
         evicted = self._kv.boundary - self._kv.n_compressed_cells if self._kv else 0
         return min(self._n_ctx_cells + evicted, max(self._n_ctx_cells, self.n_ctx_train))
 
@@ -103,14 +111,25 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         return self._kv
 
     @property
+    def compressions(self) -> list[CompressionReport]:
+        """Reports of the evictions that happened by themselves since the last reset()."""
+        return self._rolling.reports
+
+    def protect(self, n_tokens: int) -> None:
+        """Keeps the first n_tokens of the conversation (a system prompt) out of every eviction, until reset()."""
+        if n_tokens < 0:
+            raise InputError(f"{n_tokens} tokens cannot be protected: give 0 or more")
+        self._rolling.n_protected = n_tokens
+
+    @property
     def tau(self) -> float:
         """The similarity threshold in use: the setting's, or the default for this model (TwinKV, section 4.4)."""
         return self.facts.default_tau if self.compression.tau is None else self.compression.tau
 
-    def _decode_one(self) -> None:
+    def _decode_one(self, ctx: Any = None) -> None:
         bos = self.token_bos()
         self._batch.set_batch(batch=[max(bos, 0)], n_past=0, logits_all=False)
-        self._ctx.decode(self._batch)
+        (ctx or self._ctx).decode(self._batch)
 
     @property
     def compression(self) -> Compression:
@@ -157,13 +176,28 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         """
         cfg = compression or self.compression
         if changes:
-            unknown = sorted(set(changes) - set(Compression.__dataclass_fields__))
-            if unknown:
-                raise InputError(f"no setting named {', '.join(unknown)}")
             cfg = cfg.with_(**changes)
         self._follow()
+        cfg = self._rolling.protecting(cfg)
         tau = self.facts.default_tau if cfg.tau is None else cfg.tau
         return pipeline.compress(self.kv, cfg, tau, progress)
+
+    def move_to_context(self, n_ctx: int) -> None:
+        """Moves the cache into a fresh context of n_ctx cells and frees the old one; see `decode_context.move`.
+
+        The next sampling needs a decoded token first: leave the prompt's last token out before compressing, as
+        `generate` will decode it.
+        """
+        self._follow()
+        if self.lora_path:
+            raise InputError("a context with a LoRA adapter cannot be moved: its adapter belongs to the old context")
+        moved = decode_context.move(self._model, self.context_params, self.kv, n_ctx, self._decode_one, self.verbose)
+        old, self._ctx = self._ctx, self._stack.enter_context(contextlib.closing(moved.ctx))
+        self._tap, self._kv, self._context_params = moved.tap, moved.kv, moved.params
+        self._n_ctx_cells = self.n_ctx()
+        self._requires_eval = True  # logits stay with the old context
+        self.capture_for()
+        old.close()
 
     def footprint(self) -> Footprint:
         """Cells and bytes of the cache: allocated, used, resident."""
@@ -178,17 +212,31 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
     def reset(self) -> None:
         """Starts over: the next evaluation begins with an empty cache."""
         super().reset()
+        self._rolling.reset()
         if self._kv is not None:
             self._follow()
 
-    def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluates tokens at the end of the conversation.
+    def eval(self, tokens: Sequence[int], progress: rolling.Progress | None = None) -> None:
+        """Evaluates tokens at the end of the conversation, evicting on the way if the settings say so.
+
+        Args:
+            tokens: Token ids.
+            progress: Called with (tokens evaluated, tokens in all, cells in use) after every batch.
 
         Raises:
             CacheStateError: No room for them, or n_tokens was moved into the compressed part. Nothing was evaluated.
+            InputError: Bounded prefill past the length the model was trained for.
         """
         tokens = list(tokens)
         self._follow()
+        done = 0
+        for batch in self._rolling.batches(tokens):
+            self._eval_batch(batch)
+            done += len(batch)
+            if progress:
+                progress(done, len(tokens), self.kv.n_cells)
+
+    def _eval_batch(self, tokens: list[int]) -> None:
         self.kv.check_room(len(tokens))
         self._grow(self.n_tokens + len(tokens))
         start = self.n_tokens
@@ -240,7 +288,7 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._grow(state.input_ids.shape[0])
         super().load_state(state)
         self._grow(self._n_ctx_cells)
-        self.kv.restore(getattr(state, "twinkv", None) or Snapshot(state.n_tokens, None, 0))
+        self.kv.restore(getattr(state, "twinkv", None) or Snapshot(state.n_tokens))
 
 
 def score(

@@ -240,6 +240,21 @@ TWINKV_API twinkv_status twinkv_state_match(const twinkv_tap* tap, const uint8_t
 TWINKV_API twinkv_status twinkv_evict(struct llama_context* ctx, int32_t seq_id, int32_t n_layer, int32_t n_head_kv,
                                       int64_t n_keep, const int32_t* index, const int32_t* positions, int n_threads);
 
+/* The same without a copy of the state: rows move to the front of their own tensors, and llama.cpp's cells are closed
+ * up by way of a spare sequence. Needs cache tensors in host memory, one cache (no sliding window), one stream shared
+ * by seq_id and spare_seq (kv_unified), and the sequence alone in cells 0..n_cells-1, positions ascending.
+ *
+ * layers [n_layer]: the tap's indices. index as above. tail [n_cells - n_keep + 1]: the positions llama.cpp has for the
+ * cells from n_keep - 1 on. Those cells are taken out, and the last position is put in cell n_keep - 1; positions of
+ * the cells before stay. Extra memory: one cell. On failure the sequence is as it was. */
+TWINKV_API twinkv_status twinkv_evict_in_place(struct llama_context* ctx, const twinkv_tap* tap, int32_t seq_id,
+                                               int32_t spare_seq, const int32_t* layers, int32_t n_layer,
+                                               int32_t n_head_kv, int64_t n_cells, int64_t n_keep, const int32_t* index,
+                                               const int32_t* tail, int n_threads);
+
+/* For tests of the way back: the next n states handed to llama.cpp are spoiled first, so that it refuses them. */
+TWINKV_API void twinkv_test_spoil_states(int n);
+
 #ifdef __cplusplus
 }
 #endif

@@ -51,4 +51,21 @@ void bind_state(nb::module_& m) {
             });
         },
         "ctx"_a, "seq_id"_a, "index"_a, "positions"_a, "n_threads"_a = 0);
+    m.def(
+        "evict_in_place",
+        [](uintptr_t ctx, const Tap& tap, int32_t seq_id, int32_t spare_seq, Array<const int32_t, nb::ndim<1>> layers,
+           int64_t n_cells, Array<const int32_t, nb::ndim<3>> index, Array<const int32_t, nb::ndim<1>> tail,
+           int n_threads) {
+            if (!ctx || layers.shape(0) != index.shape(0) ||
+                int64_t(tail.shape(0)) != n_cells - int64_t(index.shape(2)) + 1) {
+                throw nb::value_error("index must be [n_layer, n_head_kv, n_keep], tail [n_cells - n_keep + 1]");
+            }
+            call([&] {
+                return twinkv_evict_in_place(reinterpret_cast<llama_context*>(ctx), tap.tap, seq_id, spare_seq,
+                                             layers.data(), int32_t(layers.shape(0)), int32_t(index.shape(1)), n_cells,
+                                             int64_t(index.shape(2)), index.data(), tail.data(), n_threads);
+            });
+        },
+        "ctx"_a, "tap"_a, "seq_id"_a, "spare_seq"_a, "layers"_a, "n_cells"_a, "index"_a, "tail"_a, "n_threads"_a = 0);
+    m.def("test_spoil_states", &twinkv_test_spoil_states, "n"_a);
 }

@@ -2,9 +2,8 @@
 // every head, the key and value of a different token. The sequence state is rewritten so and handed back to
 // llama.cpp.
 #include "core/parallel.hpp"
+#include "state/handover.hpp"
 #include "state/state.hpp"
-
-#include "llama.h"
 
 #include <cstring>
 
@@ -138,17 +137,14 @@ void check_request(const Section& s, int32_t n_layer, int32_t n_head_kv, int64_t
 
 void evict(llama_context* ctx, int32_t seq_id, int32_t n_layer, int32_t n_head_kv, int64_t n_keep, const int32_t* index,
            const int32_t* positions, int n_threads) {
-    const size_t size = llama_state_seq_get_size(ctx, seq_id);
-    std::vector<uint8_t> before(size);
-    require(size > 0 && llama_state_seq_get_data(ctx, before.data(), size, seq_id) == size,
-            "llama.cpp did not hand out the sequence's state", TWINKV_EUNSUPPORTED);
-    const State state = parse_state(before.data(), size);
+    const std::vector<uint8_t> before = take_state(ctx, seq_id);
+    const State state = parse_state(before.data(), before.size());
     check_request(state.sections[0], n_layer, n_head_kv, n_keep, index, positions);
     const std::vector<uint8_t> after = gather_state(state, n_head_kv, n_keep, index, positions, n_threads);
-    if (llama_state_seq_set_data(ctx, after.data(), after.size(), seq_id) == after.size()) {
+    if (give_state(ctx, after, seq_id)) {
         return;
     }
-    const bool whole = llama_state_seq_set_data(ctx, before.data(), size, seq_id) == size;
+    const bool whole = give_state(ctx, before, seq_id);
     throw Error(TWINKV_EINTERNAL, whole ? "llama.cpp refused the rewritten state; the cache is as it was"
                                         : "llama.cpp refused the rewritten state and the old one: call reset()");
 }

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .._install import native as _native
+from .._install import reason
 from . import KeyBatch
-
-try:
-    _native: Any = importlib.import_module("twinkv_edge._native")
-except ImportError as error:
-    _native = None
-    _reason: str | None = f"the native extension cannot be loaded ({error})"
-else:
-    _reason = None
 
 __all__ = ["best_twin", "invalid_keys", "repair", "twin_counts", "unavailable"]
 
 
 def unavailable() -> str | None:
-    return _reason
+    return reason or None
 
 
 def _keys(batch: KeyBatch) -> Any:

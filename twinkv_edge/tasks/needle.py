@@ -9,7 +9,7 @@ from dataclasses import dataclass
 WORDS = """
 amber basalt cedar delta ember fjord garnet harbor indigo juniper kelp lantern meadow nectar orchid pebble quartz raven
 saffron thistle umber velvet willow zephyr
-""".split()
+""".split()  # noqa: SIM905  (words are read more easily without quotes)
 
 INTRO = (
     "Some special magic numbers are hidden within the following text. Make sure to memorize it. "

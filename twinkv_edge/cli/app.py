@@ -1,0 +1,84 @@
+"""The `twinkv-edge` command: its sub-commands, and how errors leave it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from .._version import __version__
+from ..errors import TwinKVError
+from . import bench
+from .ask import ask
+from .models import models
+from .output import fail
+from .policies import policies
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+FAILED = 2
+
+# The class above all of typer's usage errors; typer brings its own copy of click or uses the installed one.
+_UsageError = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+app = typer.Typer(
+    name="twinkv-edge",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"twinkv-edge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Talk with long documents on a laptop: the KV cache of an unmodified llama.cpp, evicted per head and repaired."""
+
+
+app.command()(ask)
+app.command()(models)
+app.command()(policies)
+app.add_typer(bench.app, name="bench")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code.
+
+    Errors are one line on stderr, or one JSON object on stdout with --json, and exit code 2; an interruption is 130.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    as_json = "--json" in options
+    try:
+        code = app(arguments, prog_name="twinkv-edge", standalone_mode=False)
+        sys.stdout.flush()
+    except TwinKVError as e:
+        fail(str(e), as_json=as_json)
+        return FAILED
+    except BrokenPipeError:  # the reader went away, as `| head` does; nothing more can be said to it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return BROKEN_PIPE
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except Exception as e:
+        if not isinstance(e, _UsageError):
+            raise
+        message = getattr(e, "format_message", e.__str__)()
+        if message:  # none: help was asked for, and shown
+            fail(message, as_json=as_json)
+        return FAILED
+    if code == INTERRUPTED:
+        print("\ninterrupted", file=sys.stderr)
+    return code if isinstance(code, int) else 0

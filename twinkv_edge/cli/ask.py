@@ -1,0 +1,259 @@
+"""`twinkv-edge ask`"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..compression import Compression
+from ..errors import InputError
+from .documents import read_document
+from .options import AnswerOptions, AsJson, CompressionOptions, ModelOptions, grouped
+from .output import megabytes, note, print_json, progress, share, stderr_console, table, times_faster
+
+if TYPE_CHECKING:
+    from ..llama import CompressedLlama
+    from ..models import ModelFacts
+    from ..report import CompressionReport, Footprint
+    from .generation import Answer
+    from .prompt import Vocabulary
+
+TIMED_TOKENS = 16
+TIMING_BUDGET_S = 2.0
+
+
+@grouped
+def ask(
+    *,
+    document: Annotated[str, typer.Argument(help='Text file (UTF-8), or "-" for standard input.', metavar="DOC|-")],
+    question: Annotated[str | None, typer.Argument(help="What to ask about it.")] = None,
+    question_option: Annotated[str | None, typer.Option("--question", "-q", help="The same, as an option.")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Answer with the full cache as well.")] = False,
+    json: AsJson = False,
+    compression: CompressionOptions,
+    model: ModelOptions,
+    answer: AnswerOptions,
+) -> None:
+    """Ask a question about a document, answered from a compressed cache.
+
+    The document is read into the KV cache, the policy and the repair choose what to keep, the rest is evicted and its
+    memory given back, and the answer is decoded from what is left. The answer goes to standard output, everything
+    else to standard error.
+    """
+    if (question is None) == (question_option is None):
+        raise InputError("give one question: as an argument after the document, or with --question")
+    text = str(question if question is not None else question_option)
+    if not text.strip():
+        raise InputError("the question is empty")
+    job = prepare(read_document(document), text, compression.settings(), model, answer)
+    for remark in job.notes:
+        note(remark)
+    result = run(job, model, answer, compare=compare, quiet=json)
+    result["document"], result["question"] = document, text
+    if json:
+        print_json(result)
+    else:
+        show(result)
+
+
+@dataclass
+class Job:
+    """What is to be done, all of it checked before a model is loaded."""
+
+    settings: Compression
+    facts: ModelFacts
+    vocabulary: Vocabulary
+    tokens: list[int]
+    n_document: int
+    n_ctx: int
+    notes: list[str] = field(default_factory=list)
+
+
+def prepare(document: str, question: str, settings: Compression, model: ModelOptions, answer: AnswerOptions) -> Job:
+    """Reads the model's facts and vocabulary, makes the prompt, and sees that everything fits.
+
+    Raises:
+        InputError: Something does not, or is out of range.
+        UnsupportedModelError: The model keeps no cache that can be rewritten.
+    """
+    from .. import models
+    from .generation import round_up
+    from .prompt import ChatPrompt, Vocabulary, question_about, tail_length
+
+    model.check()
+    answer.check()
+    path = model.path()
+    facts = models.facts(path)
+    models.require_rewritable(facts, settings.layout)
+    facts.bytes_per_token(model.type_k, model.type_v)
+    vocabulary = Vocabulary.load(path)
+    prompt = ChatPrompt(vocabulary)
+    tokens = prompt.begin([question_about(document, question)])
+    tail = tail_length(prompt, document, question, tokens)
+    notes = [] if prompt.has_template else ["the model has no chat template: it gets the plain text"]
+    if tail > settings.n_recent:
+        notes.append(f"n_recent raised from {settings.n_recent} to {tail}, to cover the question and the template")
+        settings = settings.with_(n_recent=tail)
+    n, n_document = len(tokens), len(vocabulary.tokenize(document, special=False))
+    if n >= facts.n_ctx_train:
+        most = facts.n_ctx_train - (n - n_document) - answer.max_tokens
+        raise InputError(
+            f"document and question are {n} tokens, but {facts.name} was trained for {facts.n_ctx_train}: "
+            f"shorten the document from {n_document} to at most {most} tokens, or give a --model trained for more"
+        )
+    needed = n + max(answer.max_tokens, TIMED_TOKENS + 1)
+    if model.n_ctx is not None and model.n_ctx < n:
+        raise InputError(
+            f"document and question are {n} tokens and the cache has {model.n_ctx} cells: give --n-ctx "
+            f"{round_up(needed)}, or leave it out (what is evicted is evicted only after all of it was read)"
+        )
+    settings.budget(n - 1)  # raises when it is too small
+    n_ctx = model.n_ctx or min(round_up(needed), round_up(facts.n_ctx_train))
+    return Job(settings, facts, vocabulary, tokens, n_document, n_ctx, notes)
+
+
+def run(job: Job, model: ModelOptions, options: AnswerOptions, *, compare: bool, quiet: bool) -> dict[str, Any]:
+    """Does it. `quiet`: nothing is written to standard output."""
+    from ..bench.clock import rewind
+    from .generation import load, prefill
+
+    began = time.perf_counter()
+    llm = load(model, job.n_ctx, job.settings, seed=options.seed)
+    try:
+        seconds = {"load": time.perf_counter() - began}
+        n = len(job.tokens) - 1
+        with progress("reading", n, "tokens") as done:
+            began = time.perf_counter()
+            prefill(llm, job.tokens, done)
+            seconds["prefill"] = time.perf_counter() - began
+        before, before_ms = llm.footprint(), _timed(llm)
+        full = None
+        if compare:
+            full = _say(llm, job, options, "full cache", quiet=quiet)
+            rewind(llm, n)
+        with progress("compressing", llm.kv.n_layers, "layers") as done:
+            began = time.perf_counter()
+            report = llm.compress(progress=lambda layer, _: done(layer))
+            seconds["compress"] = time.perf_counter() - began
+        after = llm.footprint()
+        said = _say(llm, job, options, "compressed" if compare else "", quiet=quiet)
+        seconds["answer"] = said.seconds
+        after_ms = _timed(llm)
+        n_threads = llm.n_threads
+    finally:
+        llm.close()
+    return _result(job, report, (before, after), (before_ms, after_ms), (said, full), seconds, n_threads)
+
+
+def _timed(llm: CompressedLlama) -> list[float]:
+    """Decodes a few tokens and takes them back; as many as there is room for."""
+    from ..bench.clock import decode_ms
+
+    room = min(llm.kv.n_cells_allocated - llm.kv.n_cells, llm.n_ctx_train - llm.n_tokens) - 1
+    return decode_ms(llm, min(TIMED_TOKENS, room), budget_s=TIMING_BUDGET_S) if room > 0 else []
+
+
+def _say(llm: CompressedLlama, job: Job, options: AnswerOptions, label: str, *, quiet: bool) -> Answer:
+    from .generation import Answer, stream
+
+    answer = Answer()
+    if label and not quiet:
+        sys.stdout.write(f"{label + ':':<12} ")
+        sys.stdout.flush()
+    for piece in stream(llm, job.vocabulary, job.tokens, options, answer):
+        if not quiet:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    if not quiet:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    return answer
+
+
+def _result(
+    job: Job,
+    report: CompressionReport,
+    footprints: tuple[Footprint, Footprint],
+    ms: tuple[list[float], list[float]],
+    answers: tuple[Answer, Answer | None],
+    seconds: dict[str, float],
+    threads: int,
+) -> dict[str, Any]:
+    """Everything there is to say, as the JSON has it."""
+    from ..bench.clock import median
+
+    answer, full = answers
+    given = job.settings.tau is not None
+    return {
+        "answer": answer.text,
+        "finish_reason": answer.finish_reason,
+        "full_cache_answer": full.text if full else None,
+        "model": {"name": job.facts.name, "path": str(job.facts.path)},
+        "tokens": {"document": job.n_document, "prompt": len(job.tokens), "answer": len(answer.tokens)},
+        "settings": asdict(job.settings),
+        "tau": {
+            "value": report.tau,
+            "origin": "given" if given else "model default",
+            "has_qk_norm": job.facts.has_qk_norm,
+        },
+        "compression": report.to_dict(),
+        "cache": {"n_ctx": job.n_ctx, "before": footprints[0].to_dict(), "after": footprints[1].to_dict()},
+        "decode_ms": {
+            "before": median(ms[0]),
+            "after": median(ms[1]),
+            "timed_tokens": [len(ms[0]), len(ms[1])],
+            "threads": threads,
+        },
+        "seconds": seconds,
+        "notes": job.notes,
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """The table and the lines below it, on stderr."""
+    before, after = result["cache"]["before"], result["cache"]["after"]
+    decode, done, seconds = result["decode_ms"], result["compression"], result["seconds"]
+    rows = [("cells per head", f"{before['cells']:,}", f"{after['cells']:,}", share(after["cells"], before["cells"]))]
+    for name, key in (("cache in use, MB", "bytes_used"), ("cache in memory, MB", "bytes_resident")):
+        rows.append((name, megabytes(before[key]), megabytes(after[key]), share(after[key], before[key])))
+    if decode["before"] and decode["after"]:
+        faster = times_faster(decode["before"], decode["after"])
+        rows.append(("decode, ms/token", f"{decode['before']:.1f}", f"{decode['after']:.1f}", f"{faster} as fast"))
+    console = stderr_console()
+    console.print()
+    console.print(table(("", "before", "after", ""), rows))
+    if done["policy"] == "none":
+        line = "policy none: nothing was evicted"
+    else:
+        line = f"policy {done['policy']}, {done['layout']} layout, " + _repair_line(result)
+    console.print(line, soft_wrap=True)
+    stages = ", ".join(f"{name} {1e3 * s:.0f} ms" for name, s in done["seconds"].items())
+    console.print(
+        f"seconds: load {seconds['load']:.1f}, prefill {seconds['prefill']:.1f}, compress {seconds['compress']:.1f} "
+        f"({stages}), answer {seconds['answer']:.1f}",
+        soft_wrap=True,
+    )
+    timed = decode["timed_tokens"]
+    console.print(
+        f"decode: median of {timed[0]} and {timed[1]} tokens, decoded for the clock and taken back; "
+        f"{decode['threads']} threads",
+        soft_wrap=True,
+    )
+    if result["finish_reason"] in ("length", "context"):
+        end = {"length": "at --max-tokens", "context": "because the cache, or the trained length, was full"}
+        note(f"the answer stopped {end[result['finish_reason']]}")
+
+
+def _repair_line(result: dict[str, Any]) -> str:
+    done, tau = result["compression"], result["tau"]
+    if done["repair"] == "none":
+        return "no repair"
+    origin = (
+        "given" if tau["origin"] == "given" else "the default with QK-norm" if tau["has_qk_norm"] else "the default"
+    )
+    backend = f", {done['backend']} kernels" if done["backend"] else ""
+    return f"{done['repair']} repair: {done['swaps']:,} swaps at tau {tau['value']:.2f} ({origin}){backend}"

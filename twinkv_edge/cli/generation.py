@@ -1,0 +1,139 @@
+"""Loading a model, filling its cache, and streaming an answer."""
+
+from __future__ import annotations
+
+import codecs
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..errors import CacheStateError, InputError
+from .options import AnswerOptions, ModelOptions
+from .prompt import Vocabulary
+
+if TYPE_CHECKING:
+    from ..compression import Compression
+    from ..llama import CompressedLlama
+
+N_CTX_STEP = 256  # llama.cpp rounds up to this anyway
+
+
+def round_up(n: int, step: int = N_CTX_STEP) -> int:
+    return -(-n // step) * step
+
+
+def load(options: ModelOptions, n_ctx: int, compression: Compression, *, seed: int = 0) -> CompressedLlama:
+    """Loads the model and makes its context.
+
+    Raises:
+        InputError: llama.cpp refuses the file or the context.
+        UnsupportedModelError: The model keeps no cache that can be rewritten.
+    """
+    from .. import CompressedLlama
+    from ..models.ggml_types import CACHE_TYPES
+
+    threads = options.n_threads()
+    try:
+        return CompressedLlama(
+            str(options.path()),
+            n_ctx=n_ctx,
+            compression=compression,
+            n_threads=threads,
+            n_threads_batch=threads,
+            type_k=CACHE_TYPES[options.type_k.lower()],
+            type_v=CACHE_TYPES[options.type_v.lower()],
+            seed=seed,
+        )
+    except InputError:
+        raise
+    except (ValueError, RuntimeError) as e:  # llama_cpp's own
+        raise InputError(f"llama.cpp cannot load {options.path()} with a cache of {n_ctx} cells: {e}") from e
+
+
+def prefill(llm: CompressedLlama, tokens: list[int], progress: Callable[[int], None] = lambda done: None) -> int:
+    """Evaluates all but the last token of a prompt, reusing what the cache holds of it; returns how many were.
+
+    The last one is left to the answer, whose first token then sees the cache as it is by then.
+
+    Raises:
+        CacheStateError: The prompt does not fit.
+    """
+    cached = llm.input_ids[: llm.n_tokens].tolist()
+    common = 0
+    for ours, theirs in zip(cached, tokens[:-1], strict=False):
+        if ours != theirs:
+            break
+        common += 1
+    if common < llm.n_tokens:
+        if common < llm.kv.boundary:
+            llm.reset()
+            common = 0
+        llm.n_tokens = common
+    for start in range(common, len(tokens) - 1, llm.n_batch):
+        llm.eval(tokens[start : min(start + llm.n_batch, len(tokens) - 1)])
+        progress(llm.n_tokens)
+    return len(tokens) - 1 - common
+
+
+@dataclass
+class Answer:
+    """An answer as it grows.
+
+    Attributes:
+        tokens: What was generated, without the token that ends an answer.
+        text: The same as text.
+        finish_reason: "stop": the model ended it; "length": max_tokens; "context": the cache or the trained length is
+            full; "interrupted".
+        seconds: Wall time from the prompt's last token on.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str = "interrupted"
+    seconds: float = 0.0
+
+
+def stream(
+    llm: CompressedLlama,
+    vocabulary: Vocabulary,
+    tokens: list[int],
+    options: AnswerOptions,
+    answer: Answer,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[str]:
+    """Answers a prompt piece by piece, and keeps `answer` up to date; ends early when `stopped()`.
+
+    The cache holds the prompt and the answer afterwards (its last token perhaps not yet).
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    began = time.perf_counter()
+    llm.set_seed(options.seed)
+    try:
+        for token in llm.generate(tokens, temp=options.temperature):
+            if vocabulary.ends_answer(token):
+                answer.finish_reason = "stop"
+                break
+            answer.tokens.append(token)
+            piece = decoder.decode(vocabulary.piece(token))
+            if not answer.text:
+                piece = piece.lstrip()  # vocabularies that begin words with a space begin answers with one
+            if piece:
+                answer.text += piece
+                yield piece
+            if stopped():
+                break
+            if len(answer.tokens) >= options.max_tokens:
+                answer.finish_reason = "length"
+                break
+            if llm.kv.n_cells >= llm.kv.n_cells_allocated or len(tokens) + len(answer.tokens) >= llm.n_ctx_train:
+                answer.finish_reason = "context"
+                break
+    except CacheStateError:
+        if not answer.tokens:
+            raise
+        answer.finish_reason = "context"
+    finally:
+        answer.seconds = time.perf_counter() - began
+        if rest := decoder.decode(b"", final=True):
+            answer.text += rest
