@@ -161,16 +161,26 @@ TWINKV_API twinkv_status twinkv_tap_read_v(const twinkv_tap* tap, int32_t index,
 /* Whether queries of a layer are captured (they are unless told otherwise). */
 TWINKV_API twinkv_status twinkv_tap_watch(twinkv_tap* tap, int32_t index, bool watched);
 
-/* Capture of queries. window: keep the last `window` queries (after RoPE) of every layer; 0 turns it off.
- * statistics: running mean and covariance of queries before RoPE, of tokens at positions >= skip. n_threads: for the
- * sums, 0 = as many as the machine has. Captured queries are forgotten when window, statistics or skip change. */
-TWINKV_API twinkv_status twinkv_tap_capture(twinkv_tap* tap, int32_t window, bool statistics, int32_t skip,
-                                            int32_t n_threads);
+/* What is captured of the queries of every layer while tokens are evaluated. */
+typedef struct twinkv_capture {
+    int32_t window;     /* the last so many queries, after RoPE; 0: none */
+    bool statistics;    /* mean and covariance of queries before RoPE, of tokens at positions >= skip */
+    bool attention;     /* sums of the attention that every cached key receives from every query */
+    int32_t skip;
+    int32_t n_threads;  /* for the sums; 0: as many as the machine has */
+} twinkv_capture;
+
+/* Captured queries and sums are forgotten when anything but n_threads changes. */
+TWINKV_API twinkv_status twinkv_tap_capture(twinkv_tap* tap, const twinkv_capture* what);
 /* Forgets everything captured (not the layers). */
 TWINKV_API void twinkv_tap_reset(twinkv_tap* tap);
-/* Tokens at positions >= pos were taken back: their queries are forgotten, and taken off the statistics as long as the
- * window still holds them; otherwise the statistics are dropped. */
+/* Tokens at positions >= pos were taken back: their queries are forgotten, and taken off statistics and attention sums
+ * as long as the window still holds them; otherwise those are dropped. Call it before other tokens take their cells. */
 TWINKV_API twinkv_status twinkv_tap_rollback(twinkv_tap* tap, int32_t pos);
+/* Cells are about to be evicted or hidden: sums up what a few queries attended to that are still waiting. */
+TWINKV_API twinkv_status twinkv_tap_settle(twinkv_tap* tap);
+/* Cells were evicted: of each head cells [n_head_kv, n_keep] are left, in this order (-1: a cell without a token). */
+TWINKV_API twinkv_status twinkv_tap_gather(twinkv_tap* tap, int32_t index, int64_t n_keep, const int32_t* cells);
 /* Number of window queries held for a layer (<= window). */
 TWINKV_API int64_t twinkv_tap_window_size(const twinkv_tap* tap, int32_t index);
 /* queries [size, n_head, head_dim_k] oldest first, positions [size]; size as told by twinkv_tap_window_size.
@@ -181,6 +191,11 @@ TWINKV_API twinkv_status twinkv_tap_window(const twinkv_tap* tap, int32_t index,
 TWINKV_API int64_t twinkv_tap_statistics_count(const twinkv_tap* tap, int32_t index);
 /* mean [n_head, head_dim_k], covariance [n_head, head_dim_k, head_dim_k] (divided by the count). */
 TWINKV_API twinkv_status twinkv_tap_statistics(const twinkv_tap* tap, int32_t index, double* mean, double* covariance);
+
+/* Queries in the attention sums of a layer. */
+TWINKV_API int64_t twinkv_tap_attention_count(const twinkv_tap* tap, int32_t index);
+/* sums [n_head_kv, n]: attention that cells 0..n-1 received, over all queries and the heads of the group. */
+TWINKV_API twinkv_status twinkv_tap_attention(twinkv_tap* tap, int32_t index, int64_t n, float* sums);
 
 /* Masks cells per KV head at the attention node (host backends): hidden [n_head_kv, n] is 1 where a head must
  * not see cells 0..n-1; cells past n stay as llama.cpp masks them. n = 0 removes the mask of that layer. */

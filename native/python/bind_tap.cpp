@@ -101,10 +101,11 @@ void bind_tap(nb::module_& m) {
             "index"_a, "watched"_a)
         .def(
             "capture",
-            [](Tap& t, int32_t window, bool statistics, int32_t skip, int32_t n_threads) {
-                check(twinkv_tap_capture(t.tap, window, statistics, skip, n_threads));
+            [](Tap& t, int32_t window, bool statistics, bool attention, int32_t skip, int32_t n_threads) {
+                const twinkv_capture what{window, statistics, attention, skip, n_threads};
+                check(twinkv_tap_capture(t.tap, &what));
             },
-            "window"_a, "statistics"_a, "skip"_a = 4, "n_threads"_a = 0)
+            "window"_a, "statistics"_a, "attention"_a, "skip"_a, "n_threads"_a)
         .def("reset", [](Tap& t) { twinkv_tap_reset(t.tap); })
         .def(
             "rollback", [](Tap& t, int32_t pos) { check(twinkv_tap_rollback(t.tap, pos)); }, "pos"_a)
@@ -148,6 +149,28 @@ void bind_tap(nb::module_& m) {
                 check(twinkv_tap_statistics(t.tap, index, mean.data(), covariance.data()));
             },
             "index"_a, "mean"_a, "covariance"_a)
+        .def("settle", [](Tap& t) { call([&] { return twinkv_tap_settle(t.tap); }); })
+        .def(
+            "gather",
+            [](Tap& t, int32_t index, Array<const int32_t, nb::ndim<2>> cells) {
+                if (int64_t(cells.shape(0)) != t.layer(index).n_head_kv) {
+                    throw nb::value_error("cells must be [n_head_kv, n_keep]");
+                }
+                check(twinkv_tap_gather(t.tap, index, int64_t(cells.shape(1)), cells.data()));
+            },
+            "index"_a, "cells"_a)
+        .def(
+            "attention_count", [](const Tap& t, int32_t index) { return twinkv_tap_attention_count(t.tap, index); },
+            "index"_a)
+        .def(
+            "attention",
+            [](Tap& t, int32_t index, Array<float, nb::ndim<2>> sums) {
+                if (int64_t(sums.shape(0)) != t.layer(index).n_head_kv) {
+                    throw nb::value_error("sums must be [n_head_kv, n]");
+                }
+                call([&] { return twinkv_tap_attention(t.tap, index, int64_t(sums.shape(1)), sums.data()); });
+            },
+            "index"_a, "sums"_a)
         .def(
             "hide",
             [](Tap& t, int32_t index, Array<const uint8_t, nb::ndim<2>> hidden) {

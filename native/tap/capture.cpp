@@ -1,4 +1,5 @@
-// Queries as attention sees them: the last few are kept as they are, all of them summed up (statistics.cpp).
+// Queries as attention sees them: the last few are kept as they are, all of them summed up
+// (statistics.cpp), and so is what they attend to (attention/).
 #include "tap/tap.hpp"
 
 #include <algorithm>
@@ -26,56 +27,83 @@ std::vector<float> query_rows(const ggml_tensor* q, size_t first) {
     return rows;
 }
 
-void keep_last(QueryWindow& w, int64_t capacity, const float* rows, const std::vector<int32_t>& positions, size_t row) {
-    if (w.positions.size() != size_t(capacity) || w.rows.size() != size_t(capacity) * row) {
-        w.rows.assign(size_t(capacity) * row, 0.0f);
+void keep_last(QueryWindow& w, int64_t capacity, const Queries& queries, size_t row) {
+    if (w.capacity() != capacity || w.rows.size() != size_t(capacity) * row) {
+        w = {};
+        w.rows.resize(size_t(capacity) * row);
         w.positions.assign(size_t(capacity), -1);
-        w.clear();
+        w.limits.assign(size_t(capacity), 0);
     }
-    const int64_t n = int64_t(positions.size());
+    const int64_t n = int64_t(queries.size());
     for (int64_t t = std::max<int64_t>(0, n - capacity); t < n; ++t) {
-        std::memcpy(w.rows.data() + size_t(w.next) * row, rows + size_t(t) * row, row * sizeof(float));
-        w.positions[size_t(w.next)] = positions[size_t(t)];
+        std::memcpy(w.rows.data() + size_t(w.next) * row, queries.rows.data() + size_t(t) * row, row * sizeof(float));
+        w.positions[size_t(w.next)] = queries.positions[size_t(t)];
+        w.limits[size_t(w.next)] = queries.limits.empty() ? 0 : queries.limits[size_t(t)];
         w.next = (w.next + 1) % capacity;
         w.size = std::min(capacity, w.size + 1);
     }
 }
 
-// The newest queries of the window that stand at positions >= pos, oldest first, and out of the window.
-std::vector<float> take_back(QueryWindow& w, int32_t pos, std::vector<int32_t>& positions) {
-    const int64_t capacity = int64_t(w.positions.size());
-    int64_t n = 0;
-    while (n < w.size && w.positions[size_t((w.next + capacity - n - 1) % capacity)] >= pos) {
-        ++n;
+// The queries of the window from the i-th on, oldest first.
+Queries held(const QueryWindow& w, int64_t first) {
+    Queries out;
+    const size_t row = w.capacity() > 0 ? w.rows.size() / size_t(w.capacity()) : 0;
+    for (int64_t i = first; i < w.size; ++i) {
+        const float* from = w.rows.data() + w.slot(i) * row;
+        out.rows.insert(out.rows.end(), from, from + row);
+        out.positions.push_back(w.positions[w.slot(i)]);
+        out.limits.push_back(w.limits[w.slot(i)]);
     }
-    const size_t row = n > 0 ? w.rows.size() / size_t(capacity) : 0;
-    std::vector<float> rows(size_t(n) * row);
-    positions.resize(size_t(n));
-    for (int64_t i = 0; i < n; ++i) {
-        const size_t at = size_t((w.next + capacity - n + i) % capacity);
-        std::memcpy(rows.data() + size_t(i) * row, w.rows.data() + at * row, row * sizeof(float));
-        positions[size_t(i)] = w.positions[at];
+    return out;
+}
+
+void roll_back(twinkv_tap& tap, Layer& layer, int32_t pos) {
+    QueryWindow& w = layer.window;
+    int64_t left = w.size;
+    while (left > 0 && w.positions[w.slot(left - 1)] >= pos) {
+        --left;
     }
-    w.next = n > 0 ? (w.next + capacity - n) % capacity : w.next;
-    w.size -= n;
-    return rows;
+    Queries taken = held(w, left);
+    subtract_attention(layer, taken, pos, tap.work, tap.n_threads);
+    subtract_statistics(layer, taken.rows, taken.positions, pos, tap.skip, tap.n_threads);
+    if (left < w.size) {
+        w.next = int64_t(w.slot(left));
+        w.size = left;
+    }
 }
 
 } // namespace
 
-void capture_queries(twinkv_tap& tap, Layer& layer, const ggml_tensor* q) {
+void capture_queries(twinkv_tap& tap, Layer& layer, const ggml_tensor* q, const ggml_tensor* mask) {
     const size_t n_tokens = size_t(q->ne[1]), row = size_t(q->ne[0] * q->ne[2]);
     require(tap.positions.size() == n_tokens,
             "queries cannot be captured: this model's graph shows no token positions (no rotary embedding)",
             TWINKV_EUNSUPPORTED);
-    const size_t first = tap.statistics ? 0 : n_tokens - std::min(n_tokens, size_t(tap.window));
-    std::vector<float> rows = query_rows(q, first);
-    const std::vector<int32_t> positions(tap.positions.begin() + std::ptrdiff_t(first), tap.positions.end());
+    const bool all = tap.statistics || (tap.attention && mask);
+    const size_t first = all ? 0 : n_tokens - std::min(n_tokens, size_t(tap.window));
+    Queries queries;
+    queries.rows = query_rows(q, first);
+    queries.positions.assign(tap.positions.begin() + std::ptrdiff_t(first), tap.positions.end());
+    if (tap.attention && mask) {
+        queries.limits = mask_limits(mask, n_tokens);
+        add_attention(layer, queries, tap.work, tap.n_threads);
+    }
     if (tap.window > 0) {
-        keep_last(layer.window, tap.window, rows.data(), positions, row);
+        keep_last(layer.window, tap.window, queries, row);
     }
     if (tap.statistics) {
-        add_statistics(layer, rows, positions, tap.skip, tap.n_threads);
+        add_statistics(layer, queries.rows, queries.positions, tap.skip, tap.n_threads);
+    }
+}
+
+void capture_softmax(twinkv_tap& tap, Layer& layer, const ggml_tensor* softmax, const ggml_tensor* mask) {
+    const std::vector<int32_t> limits = mask_limits(mask, tap.positions.size());
+    add_softmax(layer, softmax, tap.positions);
+    // the queries went into the window when their product with the keys was computed
+    QueryWindow& w = layer.window;
+    const int64_t n = std::min(w.size, int64_t(limits.size()));
+    for (int64_t i = 0; i < n; ++i) {
+        w.limits[w.slot(w.size - 1 - i)] = limits[limits.size() - 1 - size_t(i)];
     }
 }
 
@@ -86,14 +114,16 @@ using twinkv::require;
 
 extern "C" {
 
-twinkv_status twinkv_tap_capture(twinkv_tap* tap, int32_t window, bool statistics, int32_t skip, int32_t n_threads) {
+twinkv_status twinkv_tap_capture(twinkv_tap* tap, const twinkv_capture* what) {
     return guard([&] {
-        require(window >= 0 && window <= 65536, "the query window must hold between 0 and 65536 queries");
-        tap->n_threads = n_threads;
-        if (window != tap->window || statistics != tap->statistics || skip != tap->skip) {
-            tap->window = window;
-            tap->statistics = statistics;
-            tap->skip = skip;
+        require(what->window >= 0 && what->window <= 65536, "the query window must hold between 0 and 65536 queries");
+        tap->n_threads = what->n_threads;
+        if (what->window != tap->window || what->statistics != tap->statistics || what->attention != tap->attention ||
+            what->skip != tap->skip) {
+            tap->window = what->window;
+            tap->statistics = what->statistics;
+            tap->attention = what->attention;
+            tap->skip = what->skip;
             twinkv_tap_reset(tap);
         }
     });
@@ -103,15 +133,42 @@ void twinkv_tap_reset(twinkv_tap* tap) {
     for (auto& [il, layer] : tap->layers) {
         layer.window = {};
         layer.statistics = {};
+        layer.attention = {};
     }
 }
 
 twinkv_status twinkv_tap_rollback(twinkv_tap* tap, int32_t pos) {
     return guard([&] {
         for (auto& [il, layer] : tap->layers) {
-            std::vector<int32_t> positions;
-            std::vector<float> rows = twinkv::take_back(layer.window, pos, positions);
-            twinkv::subtract_statistics(layer, rows, positions, pos, tap->skip, tap->n_threads);
+            twinkv::roll_back(*tap, layer, pos);
+        }
+    });
+}
+
+twinkv_status twinkv_tap_settle(twinkv_tap* tap) {
+    return guard([&] {
+        for (auto& [il, layer] : tap->layers) {
+            twinkv::settle_attention(layer, tap->work, tap->n_threads);
+        }
+    });
+}
+
+twinkv_status twinkv_tap_gather(twinkv_tap* tap, int32_t index, int64_t n_keep, const int32_t* cells) {
+    return guard([&] { twinkv::gather_attention(tap->at(index), n_keep, cells); });
+}
+
+int64_t twinkv_tap_attention_count(const twinkv_tap* tap, int32_t index) {
+    return index >= 0 && index < twinkv_tap_n_layers(tap) ? tap->at(index).attention.count : 0;
+}
+
+twinkv_status twinkv_tap_attention(twinkv_tap* tap, int32_t index, int64_t n, float* sums) {
+    return guard([&] {
+        auto& layer = tap->at(index);
+        twinkv::settle_attention(layer, tap->work, tap->n_threads);
+        std::fill_n(sums, layer.facts.n_head_kv * n, 0.0f);
+        for (const auto& head : layer.attention.sums) {
+            std::copy_n(head.begin(), std::min(n, int64_t(head.size())), sums);
+            sums += n;
         }
     });
 }
@@ -126,13 +183,9 @@ twinkv_status twinkv_tap_window(const twinkv_tap* tap, int32_t index, int64_t si
         const auto& layer = tap->at(index);
         const auto& w = layer.window;
         require(size == w.size, "the window holds " + std::to_string(w.size) + " queries");
-        const size_t row = size_t(layer.facts.n_head) * size_t(layer.facts.head_dim_k);
-        const int64_t capacity = int64_t(w.positions.size());
-        for (int64_t i = 0; i < w.size; ++i) {
-            const size_t at = size_t((w.next - w.size + i + capacity) % capacity);
-            std::memcpy(queries + size_t(i) * row, w.rows.data() + at * row, row * sizeof(float));
-            positions[i] = w.positions[at];
-        }
+        const twinkv::Queries all = twinkv::held(w, 0);
+        std::copy(all.rows.begin(), all.rows.end(), queries);
+        std::copy(all.positions.begin(), all.positions.end(), positions);
     });
 }
 }

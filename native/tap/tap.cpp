@@ -64,6 +64,17 @@ const ggml_tensor* find_rope(const ggml_tensor* q, int32_t& hadamard) {
     return nullptr;
 }
 
+std::vector<float> read_floats(const ggml_tensor* t, size_t n) {
+    if (!t || t->type != GGML_TYPE_F32 || size_t(ggml_nelements(t)) < n) {
+        return {};
+    }
+    std::vector<uint8_t> scratch;
+    const uint8_t* bytes = tensor_bytes(t, 0, n * sizeof(float), scratch);
+    std::vector<float> out(n);
+    std::memcpy(out.data(), bytes, n * sizeof(float));
+    return out;
+}
+
 void read_rope(Layer& layer, const ggml_tensor* rope) {
     twinkv_rope& r = layer.facts.rope;
     const int32_t* p = rope->op_params;
@@ -75,12 +86,15 @@ void read_rope(Layer& layer, const ggml_tensor* rope) {
         std::memcpy(floats[i], p + 5 + i, sizeof(float));
     }
     r.has_freq_factors = rope->src[2] != nullptr;
-    if (r.has_freq_factors && layer.freq_factors.empty() && rope->src[2]->type == GGML_TYPE_F32) {
-        std::vector<uint8_t> scratch;
-        const size_t n = size_t(r.n_dims / 2);
-        const uint8_t* bytes = tensor_bytes(rope->src[2], 0, n * sizeof(float), scratch);
-        layer.freq_factors.resize(n);
-        std::memcpy(layer.freq_factors.data(), bytes, n * sizeof(float));
+    if (r.has_freq_factors && layer.freq_factors.empty()) {
+        layer.freq_factors = read_floats(rope->src[2], size_t(r.n_dims / 2));
+    }
+}
+
+// Attention sinks: src[4] of a flash attention node, src[2] of a softmax.
+void learn_sinks(Layer& layer, const ggml_tensor* sinks) {
+    if (sinks && layer.sinks.empty()) {
+        layer.sinks = read_floats(sinks, size_t(layer.facts.n_head));
     }
 }
 
@@ -151,12 +165,13 @@ bool ask(twinkv_tap& tap, ggml_tensor* t) {
         }
         layer->facts.softcap = float_param(t, 2);
         learn_v(*layer, t->src[2], false);
-        return put_mask(tap, *layer, t, 3) || (tap.capturing() && layer->watched);
+        learn_sinks(*layer, t->src[4]);
+        return put_mask(tap, *layer, t, 3) || tap.captures(*layer);
     }
     if (t->op == GGML_OP_MUL_MAT) {
         if (Layer* layer = learn_k(tap, t->src[0], t->src[1], 0.0f)) {
             tap.current = layer;
-            return tap.capturing() && layer->watched;
+            return tap.captures(*layer);
         }
         if (tap.current) {
             // V behind a CONT is stored by rows; a direct view is the transposed store
@@ -164,7 +179,8 @@ bool ask(twinkv_tap& tap, ggml_tensor* t) {
         }
     } else if (t->op == GGML_OP_SOFT_MAX && tap.current) {
         tap.current->facts.kq_scale = float_param(t, 0);
-        return put_mask(tap, *tap.current, t, 1);
+        learn_sinks(*tap.current, t->src[2]);
+        return put_mask(tap, *tap.current, t, 1) || (tap.attention && tap.captures(*tap.current));
     } else if (t->op == GGML_OP_ROPE && tap.capturing()) {
         read_positions(tap, t->src[1]);
     }
@@ -174,12 +190,15 @@ bool ask(twinkv_tap& tap, ggml_tensor* t) {
 void done(twinkv_tap& tap, ggml_tensor* t) {
     take_mask_out(tap);
     if (t->op == GGML_OP_SOFT_MAX) {
+        if (tap.attention && tap.current && tap.captures(*tap.current)) {
+            capture_softmax(tap, *tap.current, t, t->src[1]);
+        }
         return;
     }
     const bool flash = t->op == GGML_OP_FLASH_ATTN_EXT;
     auto it = tap.layers.find(cache_layer(root(t->src[flash ? 1 : 0]), 'k'));
-    if (it != tap.layers.end() && tap.capturing() && it->second.watched) {
-        capture_queries(tap, it->second, t->src[flash ? 0 : 1]);
+    if (it != tap.layers.end() && tap.captures(it->second)) {
+        capture_queries(tap, it->second, t->src[flash ? 0 : 1], flash ? t->src[3] : nullptr);
     }
 }
 

@@ -2,6 +2,7 @@
 // statistics.cpp, masks in mask.cpp.
 #pragma once
 
+#include "attention/sums.hpp"
 #include "core/status.hpp"
 #include "twinkv.h"
 
@@ -18,9 +19,12 @@ namespace twinkv {
 struct QueryWindow {
     std::vector<float> rows;
     std::vector<int32_t> positions;
+    std::vector<int32_t> limits; // cells that each sees, where attention is summed up
     int64_t next = 0, size = 0;
 
-    void clear() { next = size = 0; }
+    int64_t capacity() const { return int64_t(positions.size()); }
+    // Slot of the i-th query from the oldest.
+    size_t slot(int64_t i) const { return size_t((next - size + i + capacity()) % capacity()); }
 };
 
 // Sums over queries before RoPE, from which mean and covariance are read.
@@ -55,9 +59,11 @@ struct Layer {
     const ggml_tensor* k = nullptr; // the whole cache tensors
     const ggml_tensor* v = nullptr;
     std::vector<float> freq_factors;
+    std::vector<float> sinks; // [n_head] logits in every softmax that no key has, or empty
     bool watched = true; // its queries are captured
     QueryWindow window;
     QueryStatistics statistics;
+    AttentionSums attention;
     HiddenCells mask;
 };
 
@@ -72,6 +78,7 @@ struct twinkv_tap {
     twinkv::Layer* current = nullptr;        // plain attention: the layer whose KQ node was seen last
     int32_t window = 0;
     bool statistics = false;
+    bool attention = false;
     int32_t skip = 0;
     int32_t n_threads = 0;          // for the work on captured queries; 0: as many as the machine has
     std::vector<int32_t> positions; // of the batch running now, read from the graph's ROPE nodes
@@ -79,14 +86,20 @@ struct twinkv_tap {
     std::string failure;
     std::string reported;
 
-    bool capturing() const { return window > 0 || statistics; }
+    twinkv::AttentionWorkspace work;
+
+    bool capturing() const { return window > 0 || statistics || attention; }
+    bool captures(const twinkv::Layer& layer) const { return capturing() && layer.watched; }
     twinkv::Layer& at(int32_t index);
     const twinkv::Layer& at(int32_t index) const { return const_cast<twinkv_tap*>(this)->at(index); }
 };
 
 namespace twinkv {
 
-void capture_queries(twinkv_tap& tap, Layer& layer, const ggml_tensor* q);
+// Q of an attention node; its mask is null where attention is not computed by this node.
+void capture_queries(twinkv_tap& tap, Layer& layer, const ggml_tensor* q, const ggml_tensor* mask);
+// llama.cpp's own attention weights, where there is no flash attention, and their mask.
+void capture_softmax(twinkv_tap& tap, Layer& layer, const ggml_tensor* softmax, const ggml_tensor* mask);
 // rows [n, n_head, d] as attention sees them at these positions; they are un-rotated in place.
 void add_statistics(Layer& layer, std::vector<float>& rows, const std::vector<int32_t>& positions, int32_t skip,
                     int n_threads);

@@ -1,0 +1,7 @@
+#define TWINKV_LANES 8
+#define TWINKV_ROWS 6
+#include "attention/tile_f32.inl"
+
+twinkv::BlockKernel twinkv::block_kernel_avx2() {
+    return {{rows, width}, attend_block};
+}

@@ -1,0 +1,7 @@
+#define TWINKV_LANES 16
+#define TWINKV_ROWS 8
+#include "attention/tile_f32.inl"
+
+twinkv::BlockKernel twinkv::block_kernel_avx512() {
+    return {{rows, width}, attend_block};
+}
