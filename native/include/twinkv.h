@@ -110,6 +110,14 @@ typedef struct twinkv_repair_stats {
 TWINKV_API twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_repair_params* params,
                                        int n_threads, uint8_t* retained, twinkv_repair_stats* stats);
 
+/* The instruction sets the kernels are built for, best first: NULL past the last. supported may be NULL. */
+TWINKV_API const char* twinkv_isa_name(int index, bool* supported);
+
+/* The one in use: the best supported, unless the environment variable TWINKV_ISA or twinkv_set_isa() names
+ * another (NULL: the best again). Results are the same with each. */
+TWINKV_API twinkv_status twinkv_isa(const char** isa);
+TWINKV_API twinkv_status twinkv_set_isa(const char* isa);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,91 @@
+#include "twins/sweep.hpp"
+
+#include <algorithm>
+
+namespace twinkv {
+namespace {
+
+// First index in [begin, size) of a set in order of position whose position is at least p.
+int32_t first_at(const Head& head, const std::vector<int32_t>& token, int32_t begin, int64_t p) {
+    const auto before = [&](int32_t t, int64_t q) { return int64_t(head.pos[size_t(t)]) < q; };
+    return int32_t(std::lower_bound(token.begin() + begin, token.end(), p, before) - token.begin());
+}
+
+} // namespace
+
+std::vector<Band> window_bands(const Head& head, const Packed& rows, const Packed& columns) {
+    std::vector<Band> out;
+    out.reserve(rows.token.size());
+    for (int32_t token : rows.token) {
+        const int64_t p = head.pos[size_t(token)];
+        const int32_t begin = first_at(head, columns.token, 0, p - head.window);
+        out.push_back({begin, first_at(head, columns.token, begin, p + head.window + 1)});
+    }
+    return out;
+}
+
+std::vector<Band> triangle_bands(const Head& head, const Packed& set) {
+    std::vector<Band> out;
+    out.reserve(set.token.size());
+    int32_t end = 0;
+    for (int32_t token : set.token) {
+        const int64_t last = int64_t(head.pos[size_t(token)]) + head.window;
+        while (end < int32_t(set.token.size()) && head.pos[size_t(set.token[size_t(end)])] <= last) {
+            ++end;
+        }
+        out.push_back({0, end});
+    }
+    return out;
+}
+
+std::vector<Task> make_tasks(const Problem& problem) {
+    // row groups that stay in the first-level cache while panels pass by, and columns whose results stay in
+    // the second
+    constexpr int64_t row_bytes = 16 << 10, panels_at_once = 64;
+    const int64_t element = problem.kernels.filter == Filter::f32    ? 4
+                            : problem.kernels.filter == Filter::bf16 ? 2
+                                                                     : 1;
+    const int64_t group_bytes = tile_size * problem.rows.operand.k * element;
+    const int64_t groups_at_once = std::clamp<int64_t>(row_bytes / group_bytes, 1, 4);
+    std::vector<Task> out;
+    for (int64_t g = 0; g < problem.rows.groups; g += groups_at_once) {
+        const int64_t group_end = std::min(g + groups_at_once, problem.rows.groups);
+        int64_t p = problem.triangle ? problem.bands[size_t(g * tile_size)].end / tile_size : 0;
+        for (; p < problem.columns.groups; p += panels_at_once) {
+            out.push_back({g, group_end, p, std::min(p + panels_at_once, problem.columns.groups)});
+        }
+    }
+    return out;
+}
+
+bool clip(const Problem& problem, Tile& tile) {
+    const int64_t first = tile.panel * tile_size, last = first + tile_size;
+    const int64_t row = tile.group * tile_size, rows = std::min(tile_size, problem.rows.size() - row);
+    const Band* band = problem.bands.data() + row;
+    uint32_t any = 0;
+    tile.partial = false;
+    for (int64_t r = 0; r < rows && !tile.partial; ++r) {
+        tile.partial = band[r].begin < last && band[r].end > first && band[r].begin < band[r].end;
+    }
+    if (!tile.partial) {
+        return true;
+    }
+    const auto bits_below = [&](int32_t end) { // columns of the panel before `end`
+        const int64_t count = std::clamp<int64_t>(end - first, 0, tile_size);
+        return uint32_t((uint64_t(1) << count) - 1);
+    };
+    for (int64_t r = 0; r < tile_size; ++r) {
+        tile.allowed[r] = r < rows ? ~(bits_below(band[r].end) & ~bits_below(band[r].begin)) : 0;
+        any |= tile.allowed[r];
+    }
+    return any != 0;
+}
+
+int useful_threads(const Problem& problem, int n_threads) {
+    const double products = double(problem.rows.size()) * double(problem.columns.size()) *
+                            double(problem.rows.operand.k) * (problem.triangle ? 0.5 : 1);
+    constexpr double products_per_thread = 4e6; // tens of microseconds of work, as a thread takes to start
+    return int(std::min<double>(resolve_threads(n_threads), 1 + products / products_per_thread));
+}
+
+} // namespace twinkv
