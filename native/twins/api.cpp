@@ -11,6 +11,7 @@ namespace {
 // f(head, threads for it). Many heads run side by side; a few are shared by all threads, one after the other,
 // so that scratch stays O(n d) per thread.
 template <class F> void for_each_head(int64_t n_heads, int n_threads, F&& f) {
+    const ScratchScope scratch;
     n_threads = resolve_threads(n_threads);
     if (n_threads > 1 && n_heads >= 2 * int64_t(n_threads)) {
         parallel_for(n_heads, n_threads, [&](int64_t h) { f(h, 1); });

@@ -9,14 +9,20 @@ namespace twinkv {
 namespace {
 namespace avx2 {
 
-inline bool above(const float* tile, const float* column, const float* row_threshold, uint32_t* out) {
+inline __m256 shifted(const float* column, float delta) {
+    return _mm256_add_ps(_mm256_loadu_ps(column), _mm256_set1_ps(delta));
+}
+
+inline bool above(const float* tile, const float* column, float delta, const float* row_threshold,
+                  uint32_t* out) {
+    const __m256 moved[4] = {shifted(column, delta), shifted(column + 8, delta), shifted(column + 16, delta),
+                             shifted(column + 24, delta)};
     uint32_t any = 0;
     for (int64_t r = 0; r < tile_size; ++r) {
         const __m256 threshold = _mm256_broadcast_ss(row_threshold + r);
         uint32_t bits = 0;
         for (int c = 0; c < 32; c += 8) {
-            const __m256 x =
-                _mm256_add_ps(_mm256_loadu_ps(tile + r * tile_size + c), _mm256_loadu_ps(column + c));
+            const __m256 x = _mm256_add_ps(_mm256_loadu_ps(tile + r * tile_size + c), moved[c / 8]);
             bits |= uint32_t(_mm256_movemask_ps(_mm256_cmp_ps(x, threshold, _CMP_GT_OQ))) << c;
         }
         out[r] = bits;
@@ -25,15 +31,16 @@ inline bool above(const float* tile, const float* column, const float* row_thres
     return any != 0;
 }
 
-inline bool above_either(const float* tile, const float* column, const float* row, const float* row_threshold,
-                         const float* column_threshold, uint32_t* out) {
+inline bool above_either(const float* tile, const float* column, const float* row, float delta,
+                         const float* row_threshold, const float* column_threshold, uint32_t* out) {
+    const __m256 moved[4] = {shifted(column, delta), shifted(column + 8, delta), shifted(column + 16, delta),
+                             shifted(column + 24, delta)};
     uint32_t any = 0;
     for (int64_t r = 0; r < tile_size; ++r) {
         const __m256 threshold = _mm256_broadcast_ss(row_threshold + r), shift = _mm256_broadcast_ss(row + r);
         uint32_t bits = 0;
         for (int c = 0; c < 32; c += 8) {
-            const __m256 x =
-                _mm256_add_ps(_mm256_loadu_ps(tile + r * tile_size + c), _mm256_loadu_ps(column + c));
+            const __m256 x = _mm256_add_ps(_mm256_loadu_ps(tile + r * tile_size + c), moved[c / 8]);
             const __m256 by_row = _mm256_cmp_ps(x, threshold, _CMP_GT_OQ);
             const __m256 by_column =
                 _mm256_cmp_ps(_mm256_add_ps(x, shift), _mm256_loadu_ps(column_threshold + c), _CMP_GT_OQ);
@@ -52,7 +59,7 @@ inline void count(const uint32_t* masks, int32_t* row_count, int32_t* column_cou
             continue;
         }
         row_count[r] += __builtin_popcount(masks[r]);
-        for (int c = 0; c < 32 && column_count; c += 8) {
+        for (int c = 0; c < 32; c += 8) {
             const __m256i lanes = _mm256_and_si256(_mm256_set1_epi32(int(masks[r] >> c)), bit);
             auto* to = reinterpret_cast<__m256i*>(column_count + c);
             // the comparison gives -1 where the bit is set
@@ -71,6 +78,13 @@ inline float dot(const float* a, const float* b, int64_t ld) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(s0), _mm256_extractf128_ps(s0, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
+inline void dots(const float* keys, int64_t ld, const int32_t* i, const int32_t* j, int64_t n, float* out) {
+    for (int64_t p = 0; p < n; ++p) {
+        prefetch_pair(keys, ld, i, j, p, n);
+        out[p] = dot(keys + i[p] * ld, keys + j[p] * ld, ld);
+    }
 }
 
 inline double dot_double(const float* a, const float* b, int64_t ld) {

@@ -17,8 +17,10 @@ inline void store(__mmask16 low, __mmask16 high, uint32_t* out) {
     __builtin_memcpy(bytes + 2, &high, 2);
 }
 
-inline bool above(const float* tile, const float* column, const float* row_threshold, uint32_t* out) {
-    const __m512 low = _mm512_loadu_ps(column), high = _mm512_loadu_ps(column + 16);
+inline bool above(const float* tile, const float* column, float delta, const float* row_threshold,
+                  uint32_t* out) {
+    const __m512 low = _mm512_add_ps(_mm512_loadu_ps(column), _mm512_set1_ps(delta));
+    const __m512 high = _mm512_add_ps(_mm512_loadu_ps(column + 16), _mm512_set1_ps(delta));
 #pragma GCC unroll 8
     for (int64_t r = 0; r < tile_size; ++r) {
         const __m512 threshold = _mm512_set1_ps(row_threshold[r]);
@@ -31,9 +33,10 @@ inline bool above(const float* tile, const float* column, const float* row_thres
     return _mm512_test_epi32_mask(bits, bits) != 0;
 }
 
-inline bool above_either(const float* tile, const float* column, const float* row, const float* row_threshold,
-                         const float* column_threshold, uint32_t* out) {
-    const __m512 low = _mm512_loadu_ps(column), high = _mm512_loadu_ps(column + 16);
+inline bool above_either(const float* tile, const float* column, const float* row, float delta,
+                         const float* row_threshold, const float* column_threshold, uint32_t* out) {
+    const __m512 low = _mm512_add_ps(_mm512_loadu_ps(column), _mm512_set1_ps(delta));
+    const __m512 high = _mm512_add_ps(_mm512_loadu_ps(column + 16), _mm512_set1_ps(delta));
     const __m512 low_threshold = _mm512_loadu_ps(column_threshold);
     const __m512 high_threshold = _mm512_loadu_ps(column_threshold + 16);
 #pragma GCC unroll 4
@@ -60,9 +63,6 @@ inline void count(const uint32_t* masks, int32_t* row_count, int32_t* column_cou
     for (int64_t r = 0; r < tile_size; ++r) {
         row_count[r] += _mm_popcnt_u32(masks[r]);
     }
-    if (!column_count) {
-        return;
-    }
     const __m512i one = _mm512_set1_epi32(1);
     __m512i low = _mm512_loadu_si512(column_count), high = _mm512_loadu_si512(column_count + 16);
     for (int64_t r = 0; r < tile_size; ++r) {
@@ -84,6 +84,13 @@ inline float dot(const float* a, const float* b, int64_t ld) {
         s0 = _mm512_fmadd_ps(_mm512_loadu_ps(a + k), _mm512_loadu_ps(b + k), s0);
     }
     return _mm512_reduce_add_ps(_mm512_add_ps(s0, s1));
+}
+
+inline void dots(const float* keys, int64_t ld, const int32_t* i, const int32_t* j, int64_t n, float* out) {
+    for (int64_t p = 0; p < n; ++p) {
+        prefetch_pair(keys, ld, i, j, p, n);
+        out[p] = dot(keys + i[p] * ld, keys + j[p] * ld, ld);
+    }
 }
 
 inline double dot_double(const float* a, const float* b, int64_t ld) {

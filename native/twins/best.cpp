@@ -1,5 +1,9 @@
 // Eq. 4 (best_twin): the largest similarity of every token with the retained set. Only retained columns are
 // touched, and of two retained tokens each pair once.
+//
+// The sweep computes no similarity exactly. An approximate one, less its error bound, is a floor under a
+// token's best; pairs whose approximate similarity plus error bound is above the floor are remembered, and at
+// the end those still above it, a few per token, are computed exactly (docs/kernels.md).
 #include "twins/sweep.hpp"
 #include "twins/twins.hpp"
 
@@ -12,11 +16,12 @@ namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-// What is known of every token's best twin so far, shared by all threads; a thread works on a copy of the
-// part its task needs. A copy that is behind costs some work, never a result: only true similarities get in.
+// What all threads know of every row (and column, in the symmetric case, where they are the same). A thread
+// works on a copy of the part its task needs: one that is behind costs some work, never a result.
 struct Shared {
     std::mutex mutex;
-    std::vector<float> rows, columns; // the same vector's place in the symmetric case is `rows` alone
+    std::vector<float> floor; // the best is at least this
+    std::vector<float> best;  // the largest exact similarity so far
 };
 
 class Maximum {
@@ -24,39 +29,42 @@ class Maximum {
     // symmetric: rows and columns are one set, and a pair counts for both ends
     Maximum(const Problem& problem, bool symmetric, float enough, Shared& shared)
         : problem_(problem), symmetric_(symmetric), enough_(enough), dot_bound_(dot_bound(problem.head.d)),
-          square_(problem.center.square), shared_(shared) {}
+          square_(float(problem.center.square)), shared_(shared) {}
 
     void begin(const Task& task) {
         first_row_ = task.group_begin * tile_size;
         first_column_ = task.panel_begin * tile_size;
-        const size_t rows = size_t(task.group_end * tile_size - first_row_);
-        const size_t columns = size_t(task.panel_end * tile_size - first_column_);
+        const int64_t rows = task.group_end * tile_size - first_row_;
+        const int64_t columns = symmetric_ ? task.panel_end * tile_size - first_column_ : 0;
         {
             std::lock_guard<std::mutex> lock(shared_.mutex);
-            row_best_.assign(shared_.rows.begin() + first_row_,
-                             shared_.rows.begin() + first_row_ + int64_t(rows));
-            if (symmetric_) {
-                column_best_.assign(shared_.rows.begin() + first_column_,
-                                    shared_.rows.begin() + first_column_ + int64_t(columns));
-            }
+            const auto floor = shared_.floor.begin();
+            row_floor_.assign(floor + first_row_, floor + first_row_ + rows);
+            column_floor_.assign(floor + first_column_, floor + first_column_ + columns);
         }
-        row_threshold_.resize(rows);
-        for (size_t r = 0; r < rows; ++r) {
-            row_threshold_[r] = threshold(row_best_[r]) - problem_.rows.shift.data()[first_row_ + int64_t(r)];
+        row_fresh_ = fresh(row_floor_);
+        column_fresh_ = fresh(column_floor_);
+        row_threshold_.resize(size_t(rows));
+        column_threshold_.resize(size_t(columns));
+        for (int64_t r = 0; r < rows; ++r) {
+            set_row_threshold(r);
         }
-        column_threshold_.resize(symmetric_ ? columns : 0);
-        for (size_t c = 0; c < column_threshold_.size(); ++c) {
-            column_threshold_[c] = threshold(column_best_[c]);
+        for (int64_t c = 0; c < columns; ++c) {
+            set_column_threshold(c);
         }
     }
 
     void end(const Task&) {
         std::lock_guard<std::mutex> lock(shared_.mutex);
-        raise(row_best_, shared_.rows.data() + first_row_);
-        raise(column_best_, shared_.rows.data() + first_column_);
+        raise(row_floor_, shared_.floor.data() + first_row_);
+        raise(column_floor_, shared_.floor.data() + first_column_);
+        make_room();
     }
 
-    void finish() {}
+    void finish() {
+        std::lock_guard<std::mutex> lock(shared_.mutex);
+        settle();
+    }
 
     bool open(int64_t group) const {
         if (enough_ == infinity || symmetric_) {
@@ -66,36 +74,54 @@ class Maximum {
         return std::any_of(threshold, threshold + tile_size, [](float t) { return t != infinity; });
     }
 
-    void process(const Tile& tile) {
+    void process(Tile& tile) {
         const int64_t row0 = tile.group * tile_size - first_row_,
                       column0 = tile.panel * tile_size - first_column_;
-        float by_row[tile_size], by_column[tile_size];
-        for (int64_t r = 0; r < tile_size; ++r) {
-            by_row[r] = row_threshold_[size_t(row0 + r)] - tile.error;
-        }
-        for (int64_t c = 0; symmetric_ && c < tile_size; ++c) {
-            by_column[c] = column_threshold_[size_t(column0 + c)] - tile.error;
-        }
         const float* column = problem_.columns.shift.data() + tile.panel * tile_size;
         const float* row = problem_.rows.shift.data() + tile.group * tile_size;
-        uint32_t masks[tile_size];
-        const bool any = symmetric_
-                             ? problem_.kernels.above_either(tile.sim, column, row, by_row, by_column, masks)
-                             : problem_.kernels.above(tile.sim, column, by_row, masks);
-        if (!any) {
-            return;
+        uint8_t &rows_fresh = row_fresh_[size_t(row0 / tile_size)], none = 0;
+        uint8_t& columns_fresh = symmetric_ ? column_fresh_[size_t(column0 / tile_size)] : none;
+        if (rows_fresh || columns_fresh) {
+            raise_floors(tile, row, column, row0, column0);
+            rows_fresh = columns_fresh = tile.partial;
         }
-        for (int64_t r = 0; r < tile_size; ++r) {
-            for (uint32_t open = masks[r] & (tile.partial ? tile.allowed[r] : ~uint32_t(0)); open != 0;
-                 open &= open - 1) {
-                look(row0 + r, column0 + __builtin_ctz(open));
+        const float* by_row = row_threshold_.data() + row0;
+        uint32_t masks[tile_size];
+        const bool any = symmetric_ ? problem_.kernels.above_either(tile.sim, column, row, tile.error, by_row,
+                                                                    column_threshold_.data() + column0, masks)
+                                    : problem_.kernels.above(tile.sim, column, tile.error, by_row, masks);
+        for (int64_t r = 0; any && r < tile_size; ++r) {
+            const uint32_t bits = masks[r] & (tile.partial ? tile.allowed[r] : ~uint32_t(0));
+            if (bits != 0) {
+                look(tile, r, row0 + r, column0, bits);
             }
+        }
+        if (candidates_.size() > candidates_kept) {
+            std::lock_guard<std::mutex> lock(shared_.mutex);
+            raise(row_floor_, shared_.floor.data() + first_row_);
+            raise(column_floor_, shared_.floor.data() + first_column_);
+            make_room();
         }
     }
 
   private:
-    // Of the approximate similarity less its shifts, above which a pair could be better than `best`.
-    float threshold(float best) const { return best >= enough_ ? infinity : float(double(best) - square_); }
+    struct Candidate {
+        int32_t row, column;
+        float ceiling; // the similarity is at most this
+    };
+    // bounds memory where very many pairs are equally similar, as copies of one key are
+    static constexpr size_t candidates_kept = 1 << 16;
+
+    // Thresholds are for approximate similarities less what a tile does not hold: shifts and c . c.
+    void set_row_threshold(int64_t r) {
+        const float floor = row_floor_[size_t(r)];
+        row_threshold_[size_t(r)] =
+            floor >= enough_ ? infinity : floor - square_ - problem_.rows.shift.data()[first_row_ + r];
+    }
+    void set_column_threshold(int64_t c) {
+        const float floor = column_floor_[size_t(c)];
+        column_threshold_[size_t(c)] = floor >= enough_ ? infinity : floor - square_;
+    }
 
     static void raise(const std::vector<float>& mine, float* shared) {
         for (size_t i = 0; i < mine.size(); ++i) {
@@ -103,52 +129,160 @@ class Maximum {
         }
     }
 
-    void look(int64_t r, int64_t c) {
+    // Groups of 32 where little is known yet and nearly every pair looks good: they get floors for a whole
+    // tile first.
+    static std::vector<uint8_t> fresh(const std::vector<float>& floor) {
+        std::vector<uint8_t> out(floor.size() / tile_size);
+        for (size_t g = 0; g < out.size(); ++g) {
+            const float* first = floor.data() + g * tile_size;
+            out[g] = std::find(first, first + tile_size, -1.0f) != first + tile_size;
+        }
+        return out;
+    }
+
+    void raise_floors(Tile& tile, const float* row, const float* column, int64_t row0, int64_t column0) {
+        for (int64_t p = 0; tile.partial && p < tile_size * tile_size; ++p) {
+            if (!(tile.allowed[p / tile_size] >> p % tile_size & 1)) {
+                tile.sim[p] = -infinity;
+            }
+        }
+        float row_most[tile_size], column_most[tile_size];
+        problem_.kernels.maxima(tile.sim, column, row, row_most, column_most);
+        for (int64_t r = 0; r < tile_size; ++r) {
+            const float floor = row_most[r] + row[r] + square_ - tile.error;
+            if (floor > row_floor_[size_t(row0 + r)]) {
+                row_floor_[size_t(row0 + r)] = floor;
+                set_row_threshold(row0 + r);
+            }
+        }
+        for (int64_t c = 0; symmetric_ && c < tile_size; ++c) {
+            const float floor = column_most[c] + column[c] + square_ - tile.error;
+            if (floor > column_floor_[size_t(column0 + c)]) {
+                column_floor_[size_t(column0 + c)] = floor;
+                set_column_threshold(column0 + c);
+            }
+        }
+    }
+
+    // The pairs of one row of a tile that may be better than what is known, each with an error bound of its
+    // own: first raise the floors, then remember those that still are.
+    void look(const Tile& tile, int64_t tile_row, int64_t r, int64_t column0, uint32_t bits) {
+        const float* sim = tile.sim + tile_row * tile_size;
+        const float* column = problem_.columns.shift.data() + tile.panel * tile_size;
+        const float base = problem_.rows.shift.data()[first_row_ + r] + square_;
+        const Lengths& lengths = problem_.rows.lengths[size_t(first_row_ + r)];
+        const Lengths* column_lengths = problem_.columns.lengths.data() + tile.panel * tile_size;
+        int found[tile_size];
+        float ceiling[tile_size], floor = row_floor_[size_t(r)];
+        int count = 0;
+        for (; bits != 0; bits &= bits - 1) {
+            const int c = __builtin_ctz(bits);
+            const float error = problem_.bound(lengths, column_lengths[c]),
+                        approximate = sim[c] + column[c] + base;
+            floor = std::max(floor, approximate - error);
+            if (symmetric_ && approximate - error > column_floor_[size_t(column0 + c)]) {
+                column_floor_[size_t(column0 + c)] = approximate - error;
+                set_column_threshold(column0 + c);
+            }
+            found[count] = c;
+            ceiling[count++] = approximate + error;
+        }
+        if (floor > row_floor_[size_t(r)]) {
+            row_floor_[size_t(r)] = floor;
+            set_row_threshold(r);
+        }
+        for (int f = 0; f < count; ++f) {
+            if (wanted(floor, ceiling[f]) ||
+                (symmetric_ && wanted(column_floor_[size_t(column0 + found[f])], ceiling[f]))) {
+                candidates_.push_back(
+                    {int32_t(first_row_ + r), int32_t(first_column_ + column0 + found[f]), ceiling[f]});
+            }
+        }
+    }
+
+    // Whether a pair at most this similar can change what is known of a token.
+    bool wanted(float floor, float ceiling) const { return ceiling > floor && floor < enough_; }
+
+    // Floors have risen since most candidates were found; the caller holds the lock, as for the next.
+    void make_room() {
+        if (candidates_.size() > candidates_kept / 2) {
+            forget();
+        }
+        if (candidates_.size() > candidates_kept / 2) {
+            settle();
+        }
+    }
+
+    void forget() {
+        const auto needed = [&](const Candidate& c) {
+            return wanted(shared_.floor[size_t(c.row)], c.ceiling) ||
+                   (symmetric_ && wanted(shared_.floor[size_t(c.column)], c.ceiling));
+        };
+        candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(),
+                                         [&](const Candidate& c) { return !needed(c); }),
+                          candidates_.end());
+    }
+
+    // Candidates to exact similarities, into the shared ones.
+    void settle() {
+        forget();
+        std::vector<int32_t> i, j;
+        for (const Candidate& c : candidates_) {
+            i.push_back(problem_.rows.token[size_t(c.row)]);
+            j.push_back(problem_.columns.token[size_t(c.column)]);
+        }
+        std::vector<float> product(i.size());
         const Head& head = problem_.head;
-        const int32_t i = problem_.rows.token[size_t(first_row_ + r)];
-        const int32_t j = problem_.columns.token[size_t(first_column_ + c)];
-        const float most = problem_.kernels.dot(head.row(i), head.row(j), head.ld) + dot_bound_;
-        const bool row = most > row_best_[size_t(r)];
-        const bool column = symmetric_ && most > column_best_[size_t(c)];
-        if (!row && !column) {
-            return;
+        problem_.kernels.dots(head.khat.data(), head.ld, i.data(), j.data(), int64_t(i.size()),
+                              product.data());
+        for (size_t p = 0; p < i.size(); ++p) {
+            float& row = shared_.best[size_t(candidates_[p].row)];
+            float& column = shared_.best[size_t(symmetric_ ? candidates_[p].column : candidates_[p].row)];
+            if (product[p] + dot_bound_ > std::min(row, column)) {
+                const float sim = exact_similarity(head, problem_.kernels, i[p], j[p]);
+                row = std::max(row, sim);
+                column = std::max(column, sim);
+            }
         }
-        const float sim = exact_similarity(head, problem_.kernels, i, j);
-        if (sim > row_best_[size_t(r)]) {
-            row_best_[size_t(r)] = sim;
-            row_threshold_[size_t(r)] = threshold(sim) - problem_.rows.shift.data()[first_row_ + r];
+        for (const Candidate& c : candidates_) { // an exact similarity is the best floor of all
+            shared_.floor[size_t(c.row)] =
+                std::max(shared_.floor[size_t(c.row)], shared_.best[size_t(c.row)]);
+            if (symmetric_) {
+                float& floor = shared_.floor[size_t(c.column)];
+                floor = std::max(floor, shared_.best[size_t(c.column)]);
+            }
         }
-        if (symmetric_ && sim > column_best_[size_t(c)]) {
-            column_best_[size_t(c)] = sim;
-            column_threshold_[size_t(c)] = threshold(sim);
-        }
+        candidates_.clear();
     }
 
     const Problem& problem_;
     bool symmetric_;
-    float enough_, dot_bound_;
-    double square_;
+    float enough_, dot_bound_, square_;
     Shared& shared_;
     int64_t first_row_ = 0, first_column_ = 0;
-    std::vector<float> row_best_, column_best_;           // as known to this thread
+    std::vector<float> row_floor_, column_floor_;         // as known to this thread
     std::vector<float> row_threshold_, column_threshold_; // what a tile's values are held against
+    std::vector<uint8_t> row_fresh_, column_fresh_;       // per group of 32
+    std::vector<Candidate> candidates_;
 };
 
 std::vector<float> run(const Context& context, const Packed& rows, const Packed& columns, bool symmetric,
                        float enough) {
-    const Problem problem{
-        context.head,
-        context.kernels,
-        context.center,
-        rows,
-        columns,
-        symmetric ? triangle_bands(context.head, rows) : window_bands(context.head, rows, columns),
-        symmetric,
-        {context.head, rows.operand, context.center}};
+    const Problem problem(context.head, context.kernels, context.center, rows, columns,
+                          symmetric ? triangle_bands(context.head, rows)
+                                    : window_bands(context.head, rows, columns),
+                          symmetric);
     Shared shared;
-    shared.rows.assign(size_t(rows.groups * tile_size), -1.0f);
+    shared.floor.assign(size_t(rows.groups * tile_size), -1.0f);
+    shared.best = shared.floor;
     sweep(problem, context.n_threads, [&] { return Maximum(problem, symmetric, enough, shared); });
-    return std::move(shared.rows);
+    // where enough was enough, only the floor is known
+    for (size_t i = 0; i < shared.best.size(); ++i) {
+        if (shared.floor[i] >= enough) {
+            shared.best[i] = std::max(shared.best[i], shared.floor[i]);
+        }
+    }
+    return std::move(shared.best);
 }
 
 } // namespace

@@ -12,57 +12,87 @@ namespace {
 
 // The pairs of a tile whose true similarity is above tau. Most tiles hold none even by the approximate
 // similarities; where the error bound leaves a pair open, it is computed again, in float32 and if need be
-// exactly.
+// exactly. Open pairs wait for others, so that the keys of the next can come in from memory while one is
+// computed.
 class Above {
   public:
     Above(const Problem& problem, float tau)
         : problem_(problem), tau_(tau), dot_bound_(dot_bound(problem.head.d)),
-          threshold_(double(tau) - problem.center.square) {}
-
-    // found(masks [32]) is told of the pairs that may be above, then reject(r, c) of each that is not after
-    // all.
-    template <class Found, class Reject> void operator()(const Tile& tile, Found&& found, Reject&& reject) {
-        const float* column = problem_.columns.shift.data() + tile.panel * tile_size;
-        const float* row = problem_.rows.shift.data() + tile.group * tile_size;
-        float maybe_above[tile_size], surely_above[tile_size];
-        for (int64_t r = 0; r < tile_size; ++r) {
-            const float base = float(threshold_) - row[r];
-            maybe_above[r] = base - tile.error;
-            surely_above[r] = base + tile.error;
+          row_threshold_(size_t(problem.rows.groups * tile_size)) {
+        for (size_t r = 0; r < row_threshold_.size(); ++r) {
+            row_threshold_[r] =
+                float(double(tau) - problem.center.square - double(problem.rows.shift.data()[r]));
         }
-        uint32_t masks[tile_size], sure[tile_size];
-        if (!problem_.kernels.above(tile.sim, column, maybe_above, masks)) {
+    }
+
+    // owner.found(tile, masks [32]) is told of the pairs of the tile that may be above, and
+    // owner.reject(row, column) later of each that is not after all.
+    template <class Owner> void operator()(const Tile& tile, Owner& owner) {
+        const float* column = problem_.columns.shift.data() + tile.panel * tile_size;
+        const float* threshold = row_threshold_.data() + tile.group * tile_size;
+        alignas(8) uint32_t masks[tile_size], sure[tile_size];
+        if (!problem_.kernels.above(tile.sim, column, tile.error, threshold, masks)) {
             return;
         }
         for (int64_t r = 0; tile.partial && r < tile_size; ++r) {
             masks[r] &= tile.allowed[r];
         }
-        problem_.kernels.above(tile.sim, column, surely_above, sure);
-        found(masks);
+        problem_.kernels.above(tile.sim, column, -tile.error, threshold, sure);
+        owner.found(tile, masks);
         for (int64_t r = 0; r < tile_size; ++r) {
-            for (uint32_t open = masks[r] & ~sure[r]; open != 0; open &= open - 1) {
-                const int c = __builtin_ctz(open);
-                if (!truly_above(tile.group * tile_size + r, tile.panel * tile_size + c)) {
-                    reject(r, c);
-                }
+            for (uint32_t bits = masks[r] & ~sure[r]; bits != 0; bits &= bits - 1) {
+                look(tile, r, __builtin_ctz(bits), threshold[r], owner);
             }
+        }
+        if (row_.size() >= open_pairs) {
+            settle(owner);
         }
     }
 
-  private:
-    bool truly_above(int64_t row, int64_t column) const {
+    template <class Owner> void settle(Owner& owner) {
         const Head& head = problem_.head;
-        const int32_t i = problem_.rows.token[size_t(row)], j = problem_.columns.token[size_t(column)];
-        const float approximate = problem_.kernels.dot(head.row(i), head.row(j), head.ld);
-        if (approximate > tau_ + dot_bound_) {
-            return true;
+        sim_.resize(row_.size());
+        problem_.kernels.dots(head.khat.data(), head.ld, i_.data(), j_.data(), int64_t(i_.size()),
+                              sim_.data());
+        for (size_t p = 0; p < row_.size(); ++p) {
+            bool above = sim_[p] > tau_;
+            if (std::fabs(sim_[p] - tau_) <= dot_bound_) {
+                above = exact_similarity(head, problem_.kernels, i_[p], j_[p]) > tau_;
+            }
+            if (!above) {
+                owner.reject(row_[p], column_[p]);
+            }
         }
-        return approximate > tau_ - dot_bound_ && exact_similarity(head, problem_.kernels, i, j) > tau_;
+        row_.clear();
+        column_.clear();
+        i_.clear();
+        j_.clear();
+    }
+
+  private:
+    static constexpr size_t open_pairs = 256;
+
+    // A pair that the bound of its tile leaves open: its own bound is often enough.
+    template <class Owner> void look(const Tile& tile, int64_t r, int64_t c, float threshold, Owner& owner) {
+        const int64_t row = tile.group * tile_size + r, column = tile.panel * tile_size + c;
+        const float approximate = tile.sim[r * tile_size + c] + problem_.columns.shift.data()[column];
+        const float error =
+            problem_.bound(problem_.rows.lengths[size_t(row)], problem_.columns.lengths[size_t(column)]);
+        if (approximate + error <= threshold) {
+            owner.reject(int32_t(row), int32_t(column));
+        } else if (approximate - error <= threshold) {
+            row_.push_back(int32_t(row));
+            column_.push_back(int32_t(column));
+            i_.push_back(problem_.rows.token[size_t(row)]);
+            j_.push_back(problem_.columns.token[size_t(column)]);
+        }
     }
 
     const Problem& problem_;
     float tau_, dot_bound_;
-    double threshold_;
+    std::vector<float> row_threshold_;          // for a tile's values and the shifts of its columns
+    std::vector<int32_t> row_, column_, i_, j_; // open pairs, as indices of the sets and as tokens
+    std::vector<float> sim_;
 };
 
 class Counting {
@@ -74,24 +104,24 @@ class Counting {
     void begin(const Task&) {}
     void end(const Task&) {}
     bool open(int64_t) const { return true; }
-
-    void process(const Tile& tile) {
-        int32_t* row = mine_.data() + tile.group * tile_size;
-        int32_t* column = mine_.data() + tile.panel * tile_size;
-        // the row counts of a tile on the diagonal are column counts too: both ends of a pair count
-        above_(
-            tile, [&](const uint32_t* masks) { problem_.kernels.count(masks, row, column); },
-            [&](int64_t r, int64_t c) {
-                --row[r];
-                --column[c];
-            });
-    }
+    void process(const Tile& tile) { above_(tile, *this); }
 
     void finish() {
+        above_.settle(*this);
         std::lock_guard<std::mutex> lock(mutex_);
         for (int64_t i = 0; i < problem_.head.n; ++i) {
             counts_[i] += mine_[size_t(i)];
         }
+    }
+
+    void found(const Tile& tile, const uint32_t* masks) {
+        problem_.kernels.count(masks, mine_.data() + tile.group * tile_size,
+                               mine_.data() + tile.panel * tile_size);
+    }
+
+    void reject(int32_t row, int32_t column) {
+        --mine_[size_t(row)];
+        --mine_[size_t(column)];
     }
 
   private:
@@ -109,21 +139,20 @@ class Marking {
 
     void begin(const Task&) {}
     void end(const Task&) {}
-    void finish() {}
     bool open(int64_t) const { return true; }
+    void process(const Tile& tile) { above_(tile, *this); }
+    void finish() { above_.settle(*this); }
 
-    void process(const Tile& tile) {
+    void found(const Tile& tile, const uint32_t* masks) {
         const int64_t first = tile.group * tile_size,
                       rows = std::min(tile_size, problem_.rows.size() - first);
-        uint32_t* out = out_.bits.data() + first * out_.words + tile.panel;
-        above_(
-            tile,
-            [&](const uint32_t* masks) {
-                for (int64_t r = 0; r < rows; ++r) {
-                    out[r * out_.words] = masks[r];
-                }
-            },
-            [&](int64_t r, int64_t c) { out[r * out_.words] &= ~(uint32_t(1) << c); });
+        for (int64_t r = 0; r < rows; ++r) {
+            out_.bits[size_t((first + r) * out_.words + tile.panel)] = masks[r];
+        }
+    }
+
+    void reject(int32_t row, int32_t column) {
+        out_.bits[size_t(row * out_.words + column / tile_size)] &= ~(uint32_t(1) << column % tile_size);
     }
 
   private:
@@ -141,9 +170,7 @@ void twin_counts(const Context& context, float tau, int32_t* counts) {
     std::iota(everything.begin(), everything.end(), 0);
     const Packed set =
         pack(head, context.kernels, context.center, std::move(everything), Side::both, context.n_threads);
-    const Problem problem{
-        head, context.kernels,           context.center, set,
-        set,  triangle_bands(head, set), true,           {head, set.operand, context.center}};
+    const Problem problem(head, context.kernels, context.center, set, set, triangle_bands(head, set), true);
     std::mutex mutex;
     sweep(problem, context.n_threads, [&] { return Counting(problem, tau, mutex, counts); });
 }
@@ -152,10 +179,8 @@ TwinRows twin_rows(const Context& context, const std::vector<int32_t>& rows, con
                    float tau) {
     const Head& head = context.head;
     const Packed packed = pack(head, context.kernels, context.center, rows, Side::rows, 1);
-    const Problem problem{head,           context.kernels,
-                          context.center, packed,
-                          columns,        window_bands(head, packed, columns),
-                          false,          {head, packed.operand, context.center}};
+    const Problem problem(head, context.kernels, context.center, packed, columns,
+                          window_bands(head, packed, columns), false);
     TwinRows out;
     out.words = columns.groups;
     out.bits.assign(rows.size() * size_t(out.words), 0);

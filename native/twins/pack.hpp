@@ -19,14 +19,20 @@ struct Center {
 
 Center center_of(const Head& head, const Kernels& kernels);
 
+// What the error bound has to know of a token; each is at least what it says.
+struct Lengths {
+    float norm = 0;  // |e|
+    float row = 0;   // |e - the rows' value of it|
+    float panel = 0; // |e - the panels' value of it|
+};
+
 struct Packed {
     std::vector<int32_t> token; // [n], in order of position unless it is only used as rows
     int64_t groups = 0;         // of 32
     Operand operand{};
     AlignedArray<float> shift; // [32 groups]: c . e_i; minus infinity for padding and keys without direction
-    std::vector<float> norm;   // [groups]: at least |e_i| of each of its tokens
-    std::vector<float> row_residual;   // [groups]: at least |e_i - rows' value of it|
-    std::vector<float> panel_residual; // [groups]
+    std::vector<Lengths> lengths;       // [32 groups]
+    std::vector<Lengths> group_lengths; // [groups]: the largest of each kind in a group
 
     int64_t size() const { return int64_t(token.size()); }
 
@@ -46,16 +52,15 @@ class ErrorBound {
   public:
     ErrorBound(const Head& head, const Operand& operand, const Center& center);
 
-    float operator()(const Packed& a, int64_t group, const Packed& b, int64_t panel) const {
-        const double ea = a.norm[size_t(group)], eb = b.norm[size_t(panel)];
-        const double ra = a.row_residual[size_t(group)], rb = b.panel_residual[size_t(panel)];
-        const double rounding = ra * eb + (ea + ra) * rb;      // of the packed values
-        const double summing = gamma_ * (ea + ra) * (eb + rb); // of the tile's float32 sums
-        return float((rounding + summing + slack_ * (1 + ea) * (1 + eb)) * 1.001);
+    float operator()(const Lengths& a, const Lengths& b) const {
+        const float packed = a.norm + a.row; // at least the length of the packed row
+        const float rounding = a.row * b.norm + packed * b.panel;
+        const float summing = gamma_ * packed * (b.norm + b.panel);
+        return (rounding + summing + slack_ * (1 + a.norm) * (1 + b.norm)) * 1.001f;
     }
 
   private:
-    double gamma_, slack_;
+    float gamma_, slack_;
 };
 
 // A bound on |dot() - similarity()| for any order of summation.

@@ -38,6 +38,22 @@ std::vector<Band> triangle_bands(const Head& head, const Packed& set) {
     return out;
 }
 
+Problem::Problem(const Head& head, const Kernels& kernels, const Center& center, const Packed& rows,
+                 const Packed& columns, std::vector<Band> bands, bool triangle)
+    : head(head), kernels(kernels), center(center), rows(rows), columns(columns), bands(std::move(bands)),
+      triangle(triangle), bound(head, rows.operand, center), hulls(size_t(rows.groups)) {
+    for (int64_t g = 0; g < rows.groups; ++g) {
+        const auto first = this->bands.begin() + g * tile_size;
+        const auto last = this->bands.begin() + std::min((g + 1) * tile_size, rows.size());
+        Band& hull = hulls[size_t(g)];
+        hull = *first;
+        for (auto band = first; band != last; ++band) {
+            hull.begin = std::min(hull.begin, band->begin);
+            hull.end = std::max(hull.end, band->end);
+        }
+    }
+}
+
 std::vector<Task> make_tasks(const Problem& problem) {
     // row groups that stay in the first-level cache while panels pass by, and columns whose results stay in
     // the second
@@ -48,28 +64,30 @@ std::vector<Task> make_tasks(const Problem& problem) {
     const int64_t group_bytes = tile_size * problem.rows.operand.k * element;
     const int64_t groups_at_once = std::clamp<int64_t>(row_bytes / group_bytes, 1, 4);
     std::vector<Task> out;
-    for (int64_t g = 0; g < problem.rows.groups; g += groups_at_once) {
+    const int64_t blocks = (problem.rows.groups + groups_at_once - 1) / groups_at_once;
+    // from the last rows to the first: in a triangle, columns too meet their neighbours first
+    for (int64_t block = blocks - 1; block >= 0; --block) {
+        const int64_t g = block * groups_at_once;
         const int64_t group_end = std::min(g + groups_at_once, problem.rows.groups);
-        int64_t p = problem.triangle ? problem.bands[size_t(g * tile_size)].end / tile_size : 0;
-        for (; p < problem.columns.groups; p += panels_at_once) {
-            out.push_back({g, group_end, p, std::min(p + panels_at_once, problem.columns.groups)});
+        const Band& band = problem.bands[size_t(g * tile_size)];
+        const int64_t near = (problem.triangle ? band.end : band.begin) / tile_size;
+        const size_t first = out.size();
+        for (int64_t p = problem.triangle ? near : 0; p < problem.columns.groups; p += panels_at_once) {
+            const int64_t end = std::min(p + panels_at_once, problem.columns.groups);
+            out.push_back({g, group_end, p, end, std::clamp(near, p, end)});
         }
+        std::stable_sort(out.begin() + int64_t(first), out.end(), [&](const Task& a, const Task& b) {
+            return std::abs(a.panel_near - near) < std::abs(b.panel_near - near);
+        });
     }
     return out;
 }
 
-bool clip(const Problem& problem, Tile& tile) {
-    const int64_t first = tile.panel * tile_size, last = first + tile_size;
-    const int64_t row = tile.group * tile_size, rows = std::min(tile_size, problem.rows.size() - row);
+bool clip_to_bands(const Problem& problem, Tile& tile) {
+    const int64_t first = tile.panel * tile_size, row = tile.group * tile_size;
+    const int64_t rows = std::min(tile_size, problem.rows.size() - row);
     const Band* band = problem.bands.data() + row;
     uint32_t any = 0;
-    tile.partial = false;
-    for (int64_t r = 0; r < rows && !tile.partial; ++r) {
-        tile.partial = band[r].begin < last && band[r].end > first && band[r].begin < band[r].end;
-    }
-    if (!tile.partial) {
-        return true;
-    }
     const auto bits_below = [&](int32_t end) { // columns of the panel before `end`
         const int64_t count = std::clamp<int64_t>(end - first, 0, tile_size);
         return uint32_t((uint64_t(1) << count) - 1);

@@ -31,11 +31,22 @@ struct Problem {
     std::vector<Band> bands; // one per row
     bool triangle;           // bands begin at 0 and end later from row to row
     ErrorBound bound;
+    std::vector<Band> hulls; // per row group: a range with the bands of all its rows
+
+    Problem(const Head& head, const Kernels& kernels, const Center& center, const Packed& rows,
+            const Packed& columns, std::vector<Band> bands, bool triangle);
 };
 
-// A range of row groups and of panels: what a thread takes at once.
+// A range of row groups and of panels: what a thread takes at once. Panels are visited outwards from where
+// the rows themselves stand: tokens are most similar to those near them, and the sooner a good twin is known,
+// the fewer others need a look.
 struct Task {
-    int64_t group_begin, group_end, panel_begin, panel_end;
+    int64_t group_begin, group_end, panel_begin, panel_end, panel_near;
+
+    int64_t panel(int64_t step) const { // step in [0, panel_end - panel_begin)
+        const int64_t up = panel_near + step;
+        return up < panel_end ? up : panel_near - 1 - (up - panel_end);
+    }
 };
 
 struct Tile {
@@ -43,13 +54,20 @@ struct Tile {
     uint32_t allowed[tile_size]; // pairs outside the local window
     bool partial;                // some are not allowed
     int64_t group, panel;
-    float error; // bound on |sim + shifts + c.c - true similarity|
+    float error; // for every pair of the tile: bound on |sim + shifts + c.c - true similarity|
 };
 
 std::vector<Task> make_tasks(const Problem& problem);
 
-// Fills allowed/partial; false when no pair of the tile may be compared.
-bool clip(const Problem& problem, Tile& tile);
+// Fills allowed; false when no pair of the tile may be compared.
+bool clip_to_bands(const Problem& problem, Tile& tile);
+
+// Fills allowed and partial; false when no pair of the tile may be compared.
+inline bool clip(const Problem& problem, Tile& tile) {
+    const Band& hull = problem.hulls[size_t(tile.group)];
+    tile.partial = hull.begin < (tile.panel + 1) * tile_size && hull.end > tile.panel * tile_size;
+    return !tile.partial || clip_to_bands(problem, tile);
+}
 
 // More threads than this would cost more to start than they bring.
 int useful_threads(const Problem& problem, int n_threads);
@@ -77,7 +95,8 @@ template <class Make> void sweep(const Problem& problem, int n_threads, Make&& m
             operation.begin(task);
             int current = 0;
             bool pending = false;
-            for (int64_t panel = task.panel_begin; panel < task.panel_end; ++panel) {
+            for (int64_t step = 0; step < task.panel_end - task.panel_begin; ++step) {
+                const int64_t panel = task.panel(step);
                 for (int64_t group = task.group_begin; group < task.group_end; ++group) {
                     Tile& tile = tiles[current];
                     tile.group = group;
@@ -85,7 +104,8 @@ template <class Make> void sweep(const Problem& problem, int n_threads, Make&& m
                     if (!operation.open(group) || !clip(problem, tile)) {
                         continue;
                     }
-                    tile.error = problem.bound(problem.rows, group, problem.columns, panel);
+                    tile.error = problem.bound(problem.rows.group_lengths[size_t(group)],
+                                               problem.columns.group_lengths[size_t(panel)]);
                     problem.kernels.tile(problem.rows.operand, group, problem.columns.operand, panel,
                                          tile.sim);
                     if (pending) {

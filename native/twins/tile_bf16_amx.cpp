@@ -4,6 +4,7 @@
 // find is saved and put back. Configuring by intrinsic is miscompiled by GCC 12 (it sees only 8 of the 64
 // bytes), hence asm.
 #include "twins/avx512.hpp"
+#include "twins/rows.hpp"
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -76,16 +77,18 @@ const Kernels kernels_bf16_amx = {
     32,
     2,
     0,
-    0,
     supported,
     enter,
     leave,
     tile,
     avx512::above,
     avx512::above_either,
+    rows::maxima,
     avx512::count,
-    avx512::dot,
+    avx512::dots,
     avx512::dot_double,
+    rows::normalize,
+    rows::pack_bf16,
 };
 
 } // namespace twinkv

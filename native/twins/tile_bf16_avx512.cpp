@@ -1,5 +1,6 @@
 // AVX-512 BF16: 8 x 32 similarities in registers.
 #include "twins/avx512.hpp"
+#include "twins/rows.hpp"
 
 namespace twinkv {
 namespace {
@@ -49,16 +50,18 @@ const Kernels kernels_bf16_avx512 = {
     2,
     2,
     0,
-    0,
     supported,
     nullptr,
     nullptr,
     tile,
     avx512::above,
     avx512::above_either,
+    rows::maxima,
     avx512::count,
-    avx512::dot,
+    avx512::dots,
     avx512::dot_double,
+    rows::normalize,
+    rows::pack_bf16,
 };
 
 } // namespace twinkv

@@ -1,5 +1,6 @@
 // AVX2 + FMA in float32: 4 x 16 similarities in registers.
 #include "twins/avx2.hpp"
+#include "twins/rows.hpp"
 
 namespace twinkv {
 namespace {
@@ -39,9 +40,23 @@ void tile(const Operand& a, int64_t group, const Operand& b, int64_t panel, floa
 
 extern const Kernels kernels_f32_avx2;
 const Kernels kernels_f32_avx2 = {
-    "avx2",      Filter::f32,        1,           1,         0,
-    0,           supported,          nullptr,     nullptr,   tile,
-    avx2::above, avx2::above_either, avx2::count, avx2::dot, avx2::dot_double,
+    "avx2",
+    Filter::f32,
+    1,
+    1,
+    0,
+    supported,
+    nullptr,
+    nullptr,
+    tile,
+    avx2::above,
+    avx2::above_either,
+    rows::maxima,
+    avx2::count,
+    avx2::dots,
+    avx2::dot_double,
+    rows::normalize,
+    rows::pack_f32,
 };
 
 } // namespace twinkv

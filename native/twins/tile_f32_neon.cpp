@@ -1,5 +1,6 @@
 // NEON (arm64) in float32: 4 x 16 similarities in registers.
 #include "twins/portable.hpp"
+#include "twins/rows.hpp"
 
 #include <arm_neon.h>
 
@@ -41,14 +42,15 @@ void tile(const Operand& a, int64_t group, const Operand& b, int64_t panel, floa
 
 const uint32_t weights[4] = {1, 2, 4, 8};
 
-bool above(const float* tile, const float* column, const float* row_threshold, uint32_t* out) {
+bool above(const float* tile, const float* column, float delta, const float* row_threshold, uint32_t* out) {
     const uint32x4_t weight = vld1q_u32(weights);
     uint32_t any = 0;
     for (int64_t r = 0; r < tile_size; ++r) {
         const float32x4_t threshold = vdupq_n_f32(row_threshold[r]);
         uint32_t bits = 0;
         for (int c = 0; c < 32; c += 4) {
-            const float32x4_t x = vaddq_f32(vld1q_f32(tile + r * tile_size + c), vld1q_f32(column + c));
+            const float32x4_t x = vaddq_f32(vld1q_f32(tile + r * tile_size + c),
+                                            vaddq_f32(vld1q_f32(column + c), vdupq_n_f32(delta)));
             bits |= vaddvq_u32(vandq_u32(vcgtq_f32(x, threshold), weight)) << c;
         }
         out[r] = bits;
@@ -57,15 +59,16 @@ bool above(const float* tile, const float* column, const float* row_threshold, u
     return any != 0;
 }
 
-bool above_either(const float* tile, const float* column, const float* row, const float* row_threshold,
-                  const float* column_threshold, uint32_t* out) {
+bool above_either(const float* tile, const float* column, const float* row, float delta,
+                  const float* row_threshold, const float* column_threshold, uint32_t* out) {
     const uint32x4_t weight = vld1q_u32(weights);
     uint32_t any = 0;
     for (int64_t r = 0; r < tile_size; ++r) {
         const float32x4_t threshold = vdupq_n_f32(row_threshold[r]), shift = vdupq_n_f32(row[r]);
         uint32_t bits = 0;
         for (int c = 0; c < 32; c += 4) {
-            const float32x4_t x = vaddq_f32(vld1q_f32(tile + r * tile_size + c), vld1q_f32(column + c));
+            const float32x4_t x = vaddq_f32(vld1q_f32(tile + r * tile_size + c),
+                                            vaddq_f32(vld1q_f32(column + c), vdupq_n_f32(delta)));
             const uint32x4_t by_column = vcgtq_f32(vaddq_f32(x, shift), vld1q_f32(column_threshold + c));
             bits |= vaddvq_u32(vandq_u32(vorrq_u32(vcgtq_f32(x, threshold), by_column), weight)) << c;
         }
@@ -85,6 +88,13 @@ float dot(const float* a, const float* b, int64_t ld) {
     return vaddvq_f32(vaddq_f32(vaddq_f32(s[0], s[1]), vaddq_f32(s[2], s[3])));
 }
 
+void dots(const float* keys, int64_t ld, const int32_t* i, const int32_t* j, int64_t n, float* out) {
+    for (int64_t p = 0; p < n; ++p) {
+        prefetch_pair(keys, ld, i, j, p, n);
+        out[p] = dot(keys + i[p] * ld, keys + j[p] * ld, ld);
+    }
+}
+
 } // namespace
 
 extern const Kernels kernels_f32_neon;
@@ -94,16 +104,18 @@ const Kernels kernels_f32_neon = {
     1,
     1,
     0,
-    0,
     always,
     nullptr,
     nullptr,
     tile,
     above,
     above_either,
+    rows::maxima,
     portable::count,
-    dot,
+    dots,
     portable::dot<double>,
+    rows::normalize,
+    rows::pack_f32,
 };
 
 } // namespace twinkv

@@ -1,5 +1,6 @@
 // Plain C++ for every processor; compilers make vectors of the inner loops.
 #include "twins/portable.hpp"
+#include "twins/rows.hpp"
 
 namespace twinkv {
 namespace {
@@ -39,16 +40,18 @@ const Kernels kernels_f32_scalar = {
     1,
     1,
     0,
-    0,
     always,
     nullptr,
     nullptr,
     tile,
     portable::above,
     portable::above_either,
+    rows::maxima,
     portable::count,
-    portable::dot<float>,
+    portable::dots,
     portable::dot<double>,
+    rows::normalize,
+    rows::pack_f32,
 };
 
 } // namespace twinkv

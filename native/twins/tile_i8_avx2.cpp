@@ -1,6 +1,7 @@
 // AVX2 in int8: twice the products per instruction of float32. Rows are 7 bits wide: two products of a 7-bit
 // and an 8-bit integer, which vpmaddubsw adds in 16 bits, then never saturate (2 * 127 * 127 < 32768).
 #include "twins/avx2.hpp"
+#include "twins/rows.hpp"
 
 namespace twinkv {
 namespace {
@@ -23,9 +24,23 @@ namespace twinkv {
 
 extern const Kernels kernels_i8_avx2;
 const Kernels kernels_i8_avx2 = {
-    "avx2int8",  Filter::i8,         4,           4,         63,
-    64,          supported,          nullptr,     nullptr,   tile,
-    avx2::above, avx2::above_either, avx2::count, avx2::dot, avx2::dot_double,
+    "avx2int8",
+    Filter::i8,
+    4,
+    4,
+    64,
+    supported,
+    nullptr,
+    nullptr,
+    tile,
+    avx2::above,
+    avx2::above_either,
+    rows::maxima,
+    avx2::count,
+    avx2::dots,
+    avx2::dot_double,
+    rows::normalize,
+    rows::pack_i8<63, 64>,
 };
 
 } // namespace twinkv

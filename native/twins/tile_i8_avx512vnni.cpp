@@ -1,5 +1,6 @@
 // AVX-512 VNNI in int8: 8 x 32 similarities in registers.
 #include "twins/avx512.hpp"
+#include "twins/rows.hpp"
 
 namespace twinkv {
 namespace {
@@ -58,7 +59,6 @@ const Kernels kernels_i8_avx512vnni = {
     Filter::i8,
     4,
     4,
-    127,
     128,
     supported,
     nullptr,
@@ -66,9 +66,12 @@ const Kernels kernels_i8_avx512vnni = {
     tile,
     avx512::above,
     avx512::above_either,
+    rows::maxima,
     avx512::count,
-    avx512::dot,
+    avx512::dots,
     avx512::dot_double,
+    rows::normalize,
+    rows::pack_i8<127, 128>,
 };
 
 } // namespace twinkv

@@ -1,5 +1,6 @@
 // AVX-VNNI in int8: laptops without AVX-512 (Alder Lake and later, Zen 5).
 #include "twins/avx2.hpp"
+#include "twins/rows.hpp"
 
 #include <cpuid.h>
 
@@ -25,9 +26,23 @@ namespace twinkv {
 
 extern const Kernels kernels_i8_avxvnni;
 const Kernels kernels_i8_avxvnni = {
-    "avxvnni",   Filter::i8,         4,           4,         127,
-    128,         supported,          nullptr,     nullptr,   tile,
-    avx2::above, avx2::above_either, avx2::count, avx2::dot, avx2::dot_double,
+    "avxvnni",
+    Filter::i8,
+    4,
+    4,
+    128,
+    supported,
+    nullptr,
+    nullptr,
+    tile,
+    avx2::above,
+    avx2::above_either,
+    rows::maxima,
+    avx2::count,
+    avx2::dots,
+    avx2::dot_double,
+    rows::normalize,
+    rows::pack_i8<127, 128>,
 };
 
 } // namespace twinkv
