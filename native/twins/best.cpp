@@ -22,6 +22,8 @@ struct Shared {
     std::mutex mutex;
     std::vector<float> floor; // the best is at least this
     std::vector<float> best;  // the largest exact similarity so far
+
+    explicit Shared(const Packed& rows) : floor(size_t(rows.groups * tile_size), -1.0f), best(floor) {}
 };
 
 class Maximum {
@@ -90,12 +92,13 @@ class Maximum {
         const bool any = symmetric_ ? problem_.kernels.above_either(tile.sim, column, row, tile.error, by_row,
                                                                     column_threshold_.data() + column0, masks)
                                     : problem_.kernels.above(tile.sim, column, tile.error, by_row, masks);
-        for (int64_t r = 0; any && r < tile_size; ++r) {
-            const uint32_t bits = masks[r] & (tile.partial ? tile.allowed[r] : ~uint32_t(0));
-            if (bits != 0) {
-                look(tile, r, row0 + r, column0, bits);
-            }
+        if (!any) {
+            return;
         }
+        for (int64_t r = 0; tile.partial && r < tile_size; ++r) {
+            masks[r] &= tile.allowed[r];
+        }
+        look(tile, masks);
         if (candidates_.size() > candidates_kept) {
             std::lock_guard<std::mutex> lock(shared_.mutex);
             raise(row_floor_, shared_.floor.data() + first_row_);
@@ -141,9 +144,9 @@ class Maximum {
     }
 
     void raise_floors(Tile& tile, const float* row, const float* column, int64_t row0, int64_t column0) {
-        for (int64_t p = 0; tile.partial && p < tile_size * tile_size; ++p) {
-            if (!(tile.allowed[p / tile_size] >> p % tile_size & 1)) {
-                tile.sim[p] = -infinity;
+        for (int64_t r = 0; tile.partial && r < tile_size; ++r) {
+            for (uint32_t hidden = ~tile.allowed[r]; hidden != 0; hidden &= hidden - 1) {
+                tile.sim[r * tile_size + __builtin_ctz(hidden)] = -infinity;
             }
         }
         float row_most[tile_size], column_most[tile_size];
@@ -164,38 +167,37 @@ class Maximum {
         }
     }
 
-    // The pairs of one row of a tile that may be better than what is known, each with an error bound of its
-    // own: first raise the floors, then remember those that still are.
-    void look(const Tile& tile, int64_t tile_row, int64_t r, int64_t column0, uint32_t bits) {
-        const float* sim = tile.sim + tile_row * tile_size;
-        const float* column = problem_.columns.shift.data() + tile.panel * tile_size;
-        const float base = problem_.rows.shift.data()[first_row_ + r] + square_;
-        const Lengths& lengths = problem_.rows.lengths[size_t(first_row_ + r)];
-        const Lengths* column_lengths = problem_.columns.lengths.data() + tile.panel * tile_size;
-        int found[tile_size];
-        float ceiling[tile_size], floor = row_floor_[size_t(r)];
-        int count = 0;
-        for (; bits != 0; bits &= bits - 1) {
-            const int c = __builtin_ctz(bits);
-            const float error = problem_.bound(lengths, column_lengths[c]),
-                        approximate = sim[c] + column[c] + base;
-            floor = std::max(floor, approximate - error);
-            if (symmetric_ && approximate - error > column_floor_[size_t(column0 + c)]) {
-                column_floor_[size_t(column0 + c)] = approximate - error;
-                set_column_threshold(column0 + c);
+    // Pairs that may be better than what is known, each with an error bound of its own: first raise the
+    // floors, then remember those that still are above them.
+    void look(const Tile& tile, const uint32_t* masks) {
+        uint16_t place[tile_size * tile_size];
+        float ceiling[tile_size * tile_size];
+        const int64_t count = list_bits(masks, place, tile_size * tile_size);
+        const int64_t row0 = tile.group * tile_size, column0 = tile.panel * tile_size;
+        const float *row = problem_.rows.shift.data() + row0,
+                    *column = problem_.columns.shift.data() + column0;
+        const Lengths* row_lengths = problem_.rows.lengths.data() + row0;
+        const Lengths* column_lengths = problem_.columns.lengths.data() + column0;
+        float* row_floor = row_floor_.data() + row0 - first_row_;
+        float* column_floor = column_floor_.data() + column0 - first_column_;
+        for (int64_t p = 0; p < count; ++p) {
+            const int64_t r = place[p] / tile_size, c = place[p] % tile_size;
+            const float error = problem_.bound(row_lengths[r], column_lengths[c]);
+            const float approximate = tile.sim[place[p]] + column[c] + (row[r] + square_);
+            ceiling[p] = approximate + error;
+            if (approximate - error > row_floor[r]) {
+                row_floor[r] = approximate - error;
+                set_row_threshold(row0 - first_row_ + r);
             }
-            found[count] = c;
-            ceiling[count++] = approximate + error;
+            if (symmetric_ && approximate - error > column_floor[c]) {
+                column_floor[c] = approximate - error;
+                set_column_threshold(column0 - first_column_ + c);
+            }
         }
-        if (floor > row_floor_[size_t(r)]) {
-            row_floor_[size_t(r)] = floor;
-            set_row_threshold(r);
-        }
-        for (int f = 0; f < count; ++f) {
-            if (wanted(floor, ceiling[f]) ||
-                (symmetric_ && wanted(column_floor_[size_t(column0 + found[f])], ceiling[f]))) {
-                candidates_.push_back(
-                    {int32_t(first_row_ + r), int32_t(first_column_ + column0 + found[f]), ceiling[f]});
+        for (int64_t p = 0; p < count; ++p) {
+            const int64_t r = place[p] / tile_size, c = place[p] % tile_size;
+            if (wanted(row_floor[r], ceiling[p]) || (symmetric_ && wanted(column_floor[c], ceiling[p]))) {
+                candidates_.push_back({int32_t(row0 + r), int32_t(column0 + c), ceiling[p]});
             }
         }
     }
@@ -266,23 +268,12 @@ class Maximum {
     std::vector<Candidate> candidates_;
 };
 
-std::vector<float> run(const Context& context, const Packed& rows, const Packed& columns, bool symmetric,
-                       float enough) {
-    const Problem problem(context.head, context.kernels, context.center, rows, columns,
-                          symmetric ? triangle_bands(context.head, rows)
-                                    : window_bands(context.head, rows, columns),
-                          symmetric);
-    Shared shared;
-    shared.floor.assign(size_t(rows.groups * tile_size), -1.0f);
-    shared.best = shared.floor;
-    sweep(problem, context.n_threads, [&] { return Maximum(problem, symmetric, enough, shared); });
-    // where enough was enough, only the floor is known
-    for (size_t i = 0; i < shared.best.size(); ++i) {
-        if (shared.floor[i] >= enough) {
-            shared.best[i] = std::max(shared.best[i], shared.floor[i]);
-        }
+// best of the tokens of a set; where enough was enough, only the floor is known
+void scatter(const Packed& rows, const Shared& shared, float enough, float* best) {
+    for (size_t r = 0; r < rows.token.size(); ++r) {
+        const float floor = shared.floor[r];
+        best[rows.token[r]] = floor >= enough ? std::max(floor, shared.best[r]) : shared.best[r];
     }
-    return std::move(shared.best);
 }
 
 } // namespace
@@ -298,14 +289,17 @@ void best_twin(const Context& context, const uint8_t* retained, float enough, fl
         return pack(head, context.kernels, context.center, std::move(token), side, context.n_threads);
     };
     const Packed columns = packed(kept, Side::both), rows = packed(rest, Side::rows);
-    const auto of_kept = run(context, columns, columns, true, enough_retained);
-    const auto of_rest = run(context, rows, columns, false, enough);
-    for (int64_t c = 0; c < columns.size(); ++c) {
-        best[columns.token[size_t(c)]] = of_kept[size_t(c)];
-    }
-    for (int64_t r = 0; r < rows.size(); ++r) {
-        best[rows.token[size_t(r)]] = of_rest[size_t(r)];
-    }
+    const Problem among_kept(head, context.kernels, context.center, columns, columns,
+                             triangle_bands(head, columns), true);
+    const Problem of_rest(head, context.kernels, context.center, rows, columns,
+                          window_bands(head, rows, columns), false);
+    Shared kept_shared(columns), rest_shared(rows);
+    sweep({&of_rest, &among_kept}, context.n_threads, [&](const Problem& problem) {
+        return problem.triangle ? Maximum(problem, true, enough_retained, kept_shared)
+                                : Maximum(problem, false, enough, rest_shared);
+    });
+    scatter(columns, kept_shared, enough_retained, best);
+    scatter(rows, rest_shared, enough, best);
 }
 
 } // namespace twinkv

@@ -25,73 +25,95 @@ class Above {
         }
     }
 
-    // owner.found(tile, masks [32]) is told of the pairs of the tile that may be above, and
-    // owner.reject(row, column) later of each that is not after all.
+    // The owner is told of pairs found: found(tile, masks [32]) of many that may be above, with reject(row,
+    // column) later for each that is not after all; accept(row, column) of one that is.
     template <class Owner> void operator()(const Tile& tile, Owner& owner) {
         const float* column = problem_.columns.shift.data() + tile.panel * tile_size;
         const float* threshold = row_threshold_.data() + tile.group * tile_size;
-        alignas(8) uint32_t masks[tile_size], sure[tile_size];
+        uint32_t masks[tile_size], sure[tile_size];
         if (!problem_.kernels.above(tile.sim, column, tile.error, threshold, masks)) {
             return;
         }
         for (int64_t r = 0; tile.partial && r < tile_size; ++r) {
             masks[r] &= tile.allowed[r];
         }
-        problem_.kernels.above(tile.sim, column, -tile.error, threshold, sure);
-        owner.found(tile, masks);
-        for (int64_t r = 0; r < tile_size; ++r) {
-            for (uint32_t bits = masks[r] & ~sure[r]; bits != 0; bits &= bits - 1) {
-                look(tile, r, __builtin_ctz(bits), threshold[r], owner);
+        uint16_t place[few];
+        const int64_t count = list_bits(masks, place, few);
+        if (count >= 0) {
+            for (int64_t p = 0; p < count; ++p) {
+                look(tile, place[p] / tile_size, place[p] % tile_size, threshold[place[p] / tile_size], false,
+                     owner);
+            }
+        } else {
+            problem_.kernels.above(tile.sim, column, -tile.error, threshold, sure);
+            owner.found(tile, masks);
+            for (int64_t r = 0; r < tile_size; ++r) {
+                for (uint32_t bits = masks[r] & ~sure[r]; bits != 0; bits &= bits - 1) {
+                    look(tile, r, __builtin_ctz(bits), threshold[r], true, owner);
+                }
             }
         }
-        if (row_.size() >= open_pairs) {
+        if (open_.size() >= open_pairs) {
             settle(owner);
         }
     }
 
     template <class Owner> void settle(Owner& owner) {
         const Head& head = problem_.head;
-        sim_.resize(row_.size());
+        i_.clear();
+        j_.clear();
+        for (const Open& pair : open_) {
+            i_.push_back(problem_.rows.token[size_t(pair.row)]);
+            j_.push_back(problem_.columns.token[size_t(pair.column)]);
+        }
+        sim_.resize(open_.size());
         problem_.kernels.dots(head.khat.data(), head.ld, i_.data(), j_.data(), int64_t(i_.size()),
                               sim_.data());
-        for (size_t p = 0; p < row_.size(); ++p) {
+        for (size_t p = 0; p < open_.size(); ++p) {
             bool above = sim_[p] > tau_;
             if (std::fabs(sim_[p] - tau_) <= dot_bound_) {
                 above = exact_similarity(head, problem_.kernels, i_[p], j_[p]) > tau_;
             }
-            if (!above) {
-                owner.reject(row_[p], column_[p]);
+            if (above && !open_[p].counted) {
+                owner.accept(open_[p].row, open_[p].column);
+            } else if (!above && open_[p].counted) {
+                owner.reject(open_[p].row, open_[p].column);
             }
         }
-        row_.clear();
-        column_.clear();
-        i_.clear();
-        j_.clear();
+        open_.clear();
     }
 
   private:
+    static constexpr int64_t few = 64; // pairs of a tile that are better looked at one by one
     static constexpr size_t open_pairs = 256;
+    struct Open {
+        int32_t row, column;
+        bool counted; // by found()
+    };
 
-    // A pair that the bound of its tile leaves open: its own bound is often enough.
-    template <class Owner> void look(const Tile& tile, int64_t r, int64_t c, float threshold, Owner& owner) {
-        const int64_t row = tile.group * tile_size + r, column = tile.panel * tile_size + c;
+    // One pair, with an error bound of its own.
+    template <class Owner>
+    void look(const Tile& tile, int64_t r, int64_t c, float threshold, bool counted, Owner& owner) {
+        const auto row = int32_t(tile.group * tile_size + r), column = int32_t(tile.panel * tile_size + c);
         const float approximate = tile.sim[r * tile_size + c] + problem_.columns.shift.data()[column];
         const float error =
             problem_.bound(problem_.rows.lengths[size_t(row)], problem_.columns.lengths[size_t(column)]);
-        if (approximate + error <= threshold) {
-            owner.reject(int32_t(row), int32_t(column));
-        } else if (approximate - error <= threshold) {
-            row_.push_back(int32_t(row));
-            column_.push_back(int32_t(column));
-            i_.push_back(problem_.rows.token[size_t(row)]);
-            j_.push_back(problem_.columns.token[size_t(column)]);
+        if (approximate - error > threshold) {
+            if (!counted) {
+                owner.accept(row, column);
+            }
+        } else if (approximate + error > threshold) {
+            open_.push_back({row, column, counted});
+        } else if (counted) {
+            owner.reject(row, column);
         }
     }
 
     const Problem& problem_;
     float tau_, dot_bound_;
-    std::vector<float> row_threshold_;          // for a tile's values and the shifts of its columns
-    std::vector<int32_t> row_, column_, i_, j_; // open pairs, as indices of the sets and as tokens
+    std::vector<float> row_threshold_; // for a tile's values and the shifts of its columns
+    std::vector<Open> open_;
+    std::vector<int32_t> i_, j_; // tokens of the open pairs
     std::vector<float> sim_;
 };
 
@@ -117,6 +139,11 @@ class Counting {
     void found(const Tile& tile, const uint32_t* masks) {
         problem_.kernels.count(masks, mine_.data() + tile.group * tile_size,
                                mine_.data() + tile.panel * tile_size);
+    }
+
+    void accept(int32_t row, int32_t column) {
+        ++mine_[size_t(row)];
+        ++mine_[size_t(column)];
     }
 
     void reject(int32_t row, int32_t column) {
@@ -151,6 +178,10 @@ class Marking {
         }
     }
 
+    void accept(int32_t row, int32_t column) {
+        out_.bits[size_t(row * out_.words + column / tile_size)] |= uint32_t(1) << column % tile_size;
+    }
+
     void reject(int32_t row, int32_t column) {
         out_.bits[size_t(row * out_.words + column / tile_size)] &= ~(uint32_t(1) << column % tile_size);
     }
@@ -172,7 +203,7 @@ void twin_counts(const Context& context, float tau, int32_t* counts) {
         pack(head, context.kernels, context.center, std::move(everything), Side::both, context.n_threads);
     const Problem problem(head, context.kernels, context.center, set, set, triangle_bands(head, set), true);
     std::mutex mutex;
-    sweep(problem, context.n_threads, [&] { return Counting(problem, tau, mutex, counts); });
+    sweep({&problem}, context.n_threads, [&](const Problem& p) { return Counting(p, tau, mutex, counts); });
 }
 
 TwinRows twin_rows(const Context& context, const std::vector<int32_t>& rows, const Packed& columns,
@@ -186,7 +217,7 @@ TwinRows twin_rows(const Context& context, const std::vector<int32_t>& rows, con
     out.bits.assign(rows.size() * size_t(out.words), 0);
     // sim >= tau is sim > the float before tau
     const float below = std::nextafterf(tau, -std::numeric_limits<float>::infinity());
-    sweep(problem, context.n_threads, [&] { return Marking(problem, below, out); });
+    sweep({&problem}, context.n_threads, [&](const Problem& p) { return Marking(p, below, out); });
     return out;
 }
 

@@ -69,7 +69,7 @@ const Kernels* named(const char* isa) {
     std::string known;
     for (const Kernels* k : all_kernels) {
         if (std::strcmp(k->isa, isa) == 0) {
-            require(k->supported(), std::string("this processor does not have ") + isa, TWINKV_EUNSUPPORTED);
+            require(k->supported(), std::string("this processor does not have ") + isa);
             return k;
         }
         known += known.empty() ? k->isa : std::string(", ") + k->isa;

@@ -35,6 +35,8 @@ bool normalize_in_order(const float* src, int64_t d, float* dst) {
 }
 
 void f16_to_float(const void* src, float* dst, int64_t n) {
+    static const bool ready = (ggml_cpu_init(), true); // the tables it looks the last few values up in
+    (void)ready;
     ggml_cpu_fp16_to_fp32(static_cast<const ggml_fp16_t*>(src), dst, n);
 }
 

@@ -33,7 +33,7 @@ Candidates judge(const Head& head, const twinkv_repair_params& params, const std
 
 // How many rows of twins are looked up at once: enough for the kernels to run at speed, few enough for
 // memory.
-constexpr size_t rows_at_once = 128;
+constexpr size_t rows_at_once = 512;
 
 // f(column) for every bit set in a row of twins.
 template <class F> void for_each_twin(const uint32_t* row, int64_t words, F&& f) {

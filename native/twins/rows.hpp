@@ -148,6 +148,60 @@ inline void pack_bf16(PackRow& p) {
     }
 }
 
+// Adds and subtracts lanes that are h apart, h less than a vector.
+template <int64_t h> inline void butterfly_within(float* x, int64_t width) {
+    for (int64_t k = 0; k < width; k += lanes) {
+        const Floats v = load<Floats>(x + k);
+        Floats other, sign;
+        for (int64_t c = 0; c < lanes; ++c) { // constants and a permutation, once compiled
+            other[c] = v[c ^ h];
+            sign[c] = c & h ? -1.0f : 1.0f;
+        }
+        store<Floats>(x + k, other + v * sign);
+    }
+}
+
+inline void butterfly_across(float* x, int64_t width, int64_t h) {
+    for (int64_t block = 0; block < width; block += 2 * h) {
+        for (int64_t k = block; k < block + h; k += lanes) {
+            const Floats a = load<Floats>(x + k), b = load<Floats>(x + k + h);
+            store<Floats>(x + k, a + b);
+            store<Floats>(x + k + h, a - b);
+        }
+    }
+}
+
+// A rotation that spreads a few large dimensions over all, so that integers with one scale lose less: signs
+// from a hash, then a Hadamard transform of blocks. Signs, because a quantized cache of llama.cpp has had a
+// plain one already, and a second would undo the first. Products do not change; rounding stays below 1e-6 of
+// |e| (docs/kernels.md).
+inline void rotate(float* x, int64_t width) {
+    Bits index;
+    for (int64_t c = 0; c < lanes; ++c) {
+        index[c] = uint32_t(c);
+    }
+    for (int64_t k = 0; k < width; k += lanes) {
+        const Bits sign = (index + uint32_t(k)) * 0x9e3779b9u >> 31 << 31;
+        store<Bits>(x + k, load<Bits>(x + k) ^ sign);
+    }
+    butterfly_within<1>(x, width);
+    butterfly_within<2>(x, width);
+    if (lanes > 4) {
+        butterfly_within<4 % lanes>(x, width);
+    }
+    if (lanes > 8) {
+        butterfly_within<8 % lanes>(x, width);
+    }
+    int64_t size = lanes;
+    for (; size < 256 && width % (2 * size) == 0; size *= 2) {
+        butterfly_across(x, width, size);
+    }
+    const float scale = 1 / __builtin_sqrtf(float(size));
+    for (int64_t k = 0; k < width; k += lanes) {
+        store<Floats>(x + k, load<Floats>(x + k) * scale);
+    }
+}
+
 // e as integers in [-levels, levels] + offset, times the scale returned; *left and *sum are of the integers.
 inline float quantize(const float* e, int64_t width, int levels, int offset, uint8_t* out, float* left,
                       int32_t* sum) {
@@ -183,6 +237,7 @@ inline float quantize(const float* e, int64_t width, int levels, int offset, uin
 template <int row_levels, int row_offset> void pack_i8(PackRow& p) {
     const int64_t width = padded(p.k);
     center(p, width);
+    rotate(p.scratch, width);
     auto* integers = reinterpret_cast<uint8_t*>(p.scratch + width);
     int32_t sum;
     if (p.row) {

@@ -5,10 +5,21 @@
 namespace twinkv {
 namespace {
 
-// First index in [begin, size) of a set in order of position whose position is at least p.
-int32_t first_at(const Head& head, const std::vector<int32_t>& token, int32_t begin, int64_t p) {
+// First index of a set in order of position whose position is at least p. Rows usually come in order too, so
+// the search goes on from where the last one ended.
+int32_t first_at(const Head& head, const std::vector<int32_t>& token, int32_t hint, int64_t p) {
+    const auto position = [&](int32_t c) { return int64_t(head.pos[size_t(token[size_t(c)])]); };
+    if (hint > 0 && position(hint - 1) >= p) {
+        hint = 0;
+    }
+    constexpr int32_t near = 64;
+    for (int32_t step = 0; step < near; ++step, ++hint) {
+        if (hint == int32_t(token.size()) || position(hint) >= p) {
+            return hint;
+        }
+    }
     const auto before = [&](int32_t t, int64_t q) { return int64_t(head.pos[size_t(t)]) < q; };
-    return int32_t(std::lower_bound(token.begin() + begin, token.end(), p, before) - token.begin());
+    return int32_t(std::lower_bound(token.begin() + hint, token.end(), p, before) - token.begin());
 }
 
 } // namespace
@@ -16,10 +27,12 @@ int32_t first_at(const Head& head, const std::vector<int32_t>& token, int32_t be
 std::vector<Band> window_bands(const Head& head, const Packed& rows, const Packed& columns) {
     std::vector<Band> out;
     out.reserve(rows.token.size());
+    Band band{0, 0};
     for (int32_t token : rows.token) {
         const int64_t p = head.pos[size_t(token)];
-        const int32_t begin = first_at(head, columns.token, 0, p - head.window);
-        out.push_back({begin, first_at(head, columns.token, begin, p + head.window + 1)});
+        band.begin = first_at(head, columns.token, band.begin, p - head.window);
+        band.end = first_at(head, columns.token, band.end, p + head.window + 1);
+        out.push_back(band);
     }
     return out;
 }
@@ -54,7 +67,9 @@ Problem::Problem(const Head& head, const Kernels& kernels, const Center& center,
     }
 }
 
-std::vector<Task> make_tasks(const Problem& problem) {
+namespace {
+
+void add_tasks(const Problem& problem, std::vector<Task>& out) {
     // row groups that stay in the first-level cache while panels pass by, and columns whose results stay in
     // the second
     constexpr int64_t row_bytes = 16 << 10, panels_at_once = 64;
@@ -63,7 +78,6 @@ std::vector<Task> make_tasks(const Problem& problem) {
                                                                      : 1;
     const int64_t group_bytes = tile_size * problem.rows.operand.k * element;
     const int64_t groups_at_once = std::clamp<int64_t>(row_bytes / group_bytes, 1, 4);
-    std::vector<Task> out;
     const int64_t blocks = (problem.rows.groups + groups_at_once - 1) / groups_at_once;
     // from the last rows to the first: in a triangle, columns too meet their neighbours first
     for (int64_t block = blocks - 1; block >= 0; --block) {
@@ -74,11 +88,20 @@ std::vector<Task> make_tasks(const Problem& problem) {
         const size_t first = out.size();
         for (int64_t p = problem.triangle ? near : 0; p < problem.columns.groups; p += panels_at_once) {
             const int64_t end = std::min(p + panels_at_once, problem.columns.groups);
-            out.push_back({g, group_end, p, end, std::clamp(near, p, end)});
+            out.push_back({&problem, g, group_end, p, end, std::clamp(near, p, end)});
         }
         std::stable_sort(out.begin() + int64_t(first), out.end(), [&](const Task& a, const Task& b) {
             return std::abs(a.panel_near - near) < std::abs(b.panel_near - near);
         });
+    }
+}
+
+} // namespace
+
+std::vector<Task> make_tasks(const std::vector<const Problem*>& problems) {
+    std::vector<Task> out;
+    for (const Problem* problem : problems) {
+        add_tasks(*problem, out);
     }
     return out;
 }
@@ -99,9 +122,12 @@ bool clip_to_bands(const Problem& problem, Tile& tile) {
     return any != 0;
 }
 
-int useful_threads(const Problem& problem, int n_threads) {
-    const double products = double(problem.rows.size()) * double(problem.columns.size()) *
-                            double(problem.rows.operand.k) * (problem.triangle ? 0.5 : 1);
+int useful_threads(const std::vector<const Problem*>& problems, int n_threads) {
+    double products = 0;
+    for (const Problem* problem : problems) {
+        products += double(problem->rows.size()) * double(problem->columns.size()) *
+                    double(problem->rows.operand.k) * (problem->triangle ? 0.5 : 1);
+    }
     constexpr double products_per_thread = 4e6; // tens of microseconds of work, as a thread takes to start
     return int(std::min<double>(resolve_threads(n_threads), 1 + products / products_per_thread));
 }

@@ -51,14 +51,19 @@ void tile(const Operand& a, int64_t group, const Operand& b, int64_t panel, floa
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
+    // each operand is loaded while products that do not need it run; the last step loads the first again, for
+    // nothing
+    _tile_loadd(4, rows, row_bytes);
+    _tile_loadd(6, columns, lane_bytes);
     for (int64_t k = 0; k < a.k; k += 32) {
-        _tile_loadd(4, rows + k, row_bytes);
+        const int64_t next = k + 32 < a.k ? k + 32 : 0;
         _tile_loadd(5, rows + k + 16 * a.k, row_bytes);
-        _tile_loadd(6, columns + k * tile_size, lane_bytes);
-        _tile_loadd(7, columns + k * tile_size + 32, lane_bytes);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(7, columns + k * tile_size + 32, lane_bytes);
         _tile_dpbf16ps(2, 5, 6);
+        _tile_loadd(6, columns + next * tile_size, lane_bytes);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(4, rows + next, row_bytes);
         _tile_dpbf16ps(3, 5, 7);
     }
     constexpr int64_t out_bytes = tile_size * 4;

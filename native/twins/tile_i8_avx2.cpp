@@ -26,7 +26,7 @@ extern const Kernels kernels_i8_avx2;
 const Kernels kernels_i8_avx2 = {
     "avx2int8",
     Filter::i8,
-    4,
+    16,
     4,
     64,
     supported,

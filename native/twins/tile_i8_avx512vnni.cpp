@@ -57,7 +57,7 @@ extern const Kernels kernels_i8_avx512vnni;
 const Kernels kernels_i8_avx512vnni = {
     "avx512vnni",
     Filter::i8,
-    4,
+    16,
     4,
     128,
     supported,

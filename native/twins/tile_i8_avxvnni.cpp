@@ -28,7 +28,7 @@ extern const Kernels kernels_i8_avxvnni;
 const Kernels kernels_i8_avxvnni = {
     "avxvnni",
     Filter::i8,
-    4,
+    16,
     4,
     128,
     supported,
