@@ -159,7 +159,7 @@ def test_copies_of_one_key(isa, copies):
 
 @functools.cache
 def _long() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """20,000 keys, their counts and best twins, summed by BLAS in double: off by 1e-15, no pair is so near."""
+    """20,000 keys, their counts and best twins, summed by BLAS in double (off by 1e-15)."""
     rng = np.random.default_rng(20)
     keys = clustered(rng, 20_000, 8, clusters=300, noise=0.35)
     unit = keys / np.sqrt((keys.astype(np.float64) ** 2).sum(axis=1, keepdims=True))

@@ -134,7 +134,7 @@ def isas() -> dict[str, bool]:
 
 
 def isa() -> str:
-    """The instruction set in use: the best there is, unless TWINKV_ISA or :func:`set_isa` name another."""
+    """The instruction set in use: the best, unless TWINKV_ISA or :func:`set_isa` name another."""
     name: str = _native().isa()
     return name
 
