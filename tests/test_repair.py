@@ -24,10 +24,7 @@ def paper(keys, retained, tau, window, n_sink, n_recent, position):
     guard = protected(position, n_sink, n_recent)
     valid = np.isfinite(keys).all(axis=1) & (keys != 0).any(axis=1)
     far = comparable(position, window)
-    b = [
-        max([sim[i, j] for j in range(n) if retained[j] and far[i, j]], default=np.float32(-1))
-        for i in range(n)
-    ]
+    b = [max([sim[i, j] for j in range(n) if retained[j] and far[i, j]], default=np.float32(-1)) for i in range(n)]
     orphans = sorted(
         (i for i in range(n) if not retained[i] and b[i] < np.float32(tau) and valid[i]),
         key=lambda i: (b[i], i),
@@ -142,9 +139,7 @@ def test_what_every_repair_keeps(case, mode):
 @pytest.mark.parametrize("mode", ["paper", "consistent"])
 def test_batches_and_backends_agree(backend, mode):
     rng = np.random.default_rng(7)
-    keys = np.stack([clustered(rng, 500, 32, clusters=40, noise=0.4) for _ in range(6)]).reshape(
-        2, 3, 500, 32
-    )
+    keys = np.stack([clustered(rng, 500, 32, clusters=40, noise=0.4) for _ in range(6)]).reshape(2, 3, 500, 32)
     retained = rng.random((2, 3, 500)) < 0.4
     expected = repair(keys, retained, tau=0.8, mode=mode, backend="numpy")
     for n_threads in (1, 2, 5):
@@ -173,9 +168,7 @@ def test_nothing_to_swap_changes_nothing(backend, mode):
 @pytest.mark.parametrize("backend", available("numpy", "native", "numba"))
 def test_newest_copy_stays_and_one_orphan_of_two_twins_comes_in(backend):
     e = np.eye(4, dtype=np.float32)
-    keys = np.stack(
-        [e[0], e[1], e[0], e[2], e[2], e[0]]
-    )  # kept: 0, 1, 2 and 5; the orphans 3 and 4 are twins
+    keys = np.stack([e[0], e[1], e[0], e[2], e[2], e[0]])  # kept: 0, 1, 2 and 5; the orphans 3 and 4 are twins
     retained = np.array([1, 1, 1, 0, 0, 1], bool)
     options = {"tau": 0.9, "local_window": 0, "n_sink": 0, "n_recent": 0, "backend": backend}
     got = repair(keys, retained, mode="consistent", **options)
@@ -190,14 +183,10 @@ def test_positions_move_window_and_protection(mode):
     keys[3] = [1, -1, 0]
     retained = np.array([1, 1, 1, 0, 1, 1], bool)
     position = np.array([0, 40, 41, 60, 90, 100], np.int32)
-    got = repair(
-        keys, retained, tau=0.9, local_window=32, n_sink=4, n_recent=20, mode=mode, positions=position
-    )
+    got = repair(keys, retained, tau=0.9, local_window=32, n_sink=4, n_recent=20, mode=mode, positions=position)
     # 0 is a sink, 90 and 100 are recent: 40 and 41 may go; the earlier does
     np.testing.assert_array_equal(got.retained, [1, 0, 1, 1, 1, 1])
-    got = repair(
-        keys, retained, tau=0.9, local_window=100, n_sink=0, n_recent=0, mode=mode, positions=position
-    )
+    got = repair(keys, retained, tau=0.9, local_window=100, n_sink=0, n_recent=0, mode=mode, positions=position)
     assert (got.n_swaps, got.n_donors, got.n_orphans) == (0, 0, 1)
 
 

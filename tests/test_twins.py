@@ -23,9 +23,7 @@ def expected_counts(keys, tau, window, position=None):
 def expected_best(keys, retained, window, position=None):
     position = np.arange(len(keys)) if position is None else position
     sim = np.nan_to_num(sim_matrix(keys), nan=-1.0)
-    return np.where(comparable(position, window) & retained[None, :], sim, np.float32(-1)).max(
-        axis=1, initial=-1.0
-    )
+    return np.where(comparable(position, window) & retained[None, :], sim, np.float32(-1)).max(axis=1, initial=-1.0)
 
 
 @pytest.mark.parametrize("backend", ALL)
@@ -68,13 +66,9 @@ def test_native_agrees_with_the_formulas_on_anything(data):
 def test_batches_of_strided_keys(backend, dtype):
     rng = np.random.default_rng(3)
     cells = np.stack([clustered(rng, 90, 16).astype(dtype) for _ in range(6)]).reshape(2, 3, 90, 16)
-    keys = np.ascontiguousarray(cells.transpose(0, 2, 1, 3)).transpose(
-        0, 2, 1, 3
-    )  # [L, H, n, d] seen in [L, n, H, d]
+    keys = np.ascontiguousarray(cells.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)  # [L, H, n, d] seen in [L, n, H, d]
     retained = rng.random((2, 3, 90)) < 0.4
-    position = np.sort(rng.permuted(np.tile(np.arange(200), (6, 1)), axis=1)[:, :90], axis=1).reshape(
-        2, 3, 90
-    )
+    position = np.sort(rng.permuted(np.tile(np.arange(200), (6, 1)), axis=1)[:, :90], axis=1).reshape(2, 3, 90)
     counts = twin_counts(keys, 0.8, 10, positions=position, backend=backend)
     best = best_twin(keys, retained, 10, positions=position, backend=backend)
     assert counts.dtype == np.int32
@@ -95,9 +89,7 @@ def test_exact_duplicates_at_tau_are_not_above_it(backend):
     for i, j in [(0, 40), (3, 50), (10, 11)]:
         tau = float(sim[i, j])
         if tau <= 1:
-            np.testing.assert_array_equal(
-                twin_counts(keys, tau, 0, backend=backend), expected_counts(keys, tau, 0)
-            )
+            np.testing.assert_array_equal(twin_counts(keys, tau, 0, backend=backend), expected_counts(keys, tau, 0))
 
 
 @pytest.mark.parametrize("backend", ALL)

@@ -21,9 +21,7 @@ def _params() -> list:
     if twins.unavailable("native") is not None:
         return []
     return [
-        pytest.param(
-            name, marks=[] if here else [pytest.mark.skip(reason=f"this processor does not have {name}")]
-        )
+        pytest.param(name, marks=[] if here else [pytest.mark.skip(reason=f"this processor does not have {name}")])
         for name, here in twins.isas().items()
     ]
 
@@ -51,9 +49,7 @@ def test_forced(isa):
     assert twins.isa() == isa
 
 
-@pytest.mark.parametrize(
-    "d", [1, 2, 3, 5, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, 127, 128, 129, 256, 576]
-)
+@pytest.mark.parametrize("d", [1, 2, 3, 5, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, 127, 128, 129, 256, 576])
 def test_any_dimension(isa, d):
     rng = np.random.default_rng(d)
     check(clustered(rng, 70, d, noise=0.6), 0.7, 3)

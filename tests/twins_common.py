@@ -36,9 +36,7 @@ def sim_matrix(keys: np.ndarray) -> np.ndarray:
         for value in key.tolist():
             square += value * value
         norm = np.sqrt(square)
-        unit.append(
-            np.float32(key.astype(np.float64) / norm) if 0 < norm < np.inf else np.full(len(key), np.nan)
-        )
+        unit.append(np.float32(key.astype(np.float64) / norm) if 0 < norm < np.inf else np.full(len(key), np.nan))
     unit = np.array(unit, np.float64).reshape(keys.shape)
     total = np.zeros((len(keys), len(keys)))
     for k in range(unit.shape[1]):

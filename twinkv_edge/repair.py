@@ -103,9 +103,7 @@ def repair(
         out, stats = module.repair(batch, mask, *settings.astuple())
     else:
         out, stats = _repair_all(module, batch, mask, settings)
-    swaps, orphans, donors = (
-        stats[:, k].reshape(shape[:-1]) if shape[:-1] else int(stats[0, k]) for k in range(3)
-    )
+    swaps, orphans, donors = (stats[:, k].reshape(shape[:-1]) if shape[:-1] else int(stats[0, k]) for k in range(3))
     return Repair(out.reshape(shape), swaps, orphans, donors, active_backend(backend))
 
 

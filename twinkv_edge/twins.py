@@ -186,9 +186,7 @@ def _check_positions(positions: npt.ArrayLike, shape: tuple[int, ...]) -> npt.ND
     if not np.issubdtype(array.dtype, np.integer):
         raise InputError(f"positions must be integers, not {array.dtype}")
     if array.shape not in (shape, shape[-1:]):
-        raise InputError(
-            f"positions must have the shape {list(shape)} or [{shape[-1]}], not {list(array.shape)}"
-        )
+        raise InputError(f"positions must have the shape {list(shape)} or [{shape[-1]}], not {list(array.shape)}")
     if array.size and (array.min() < np.iinfo(np.int32).min or array.max() > np.iinfo(np.int32).max):
         raise InputError("positions must fit int32")
     if np.any(array[..., 1:] <= array[..., :-1]):

@@ -47,9 +47,8 @@ TWINKV_API bool twinkv_rows_supported(int ggml_type);
 
 /* Reads n_rows rows of n_values values each, row_stride bytes apart, into dst [n_rows, n_values].
  * n_values must be a multiple of the type's block size. */
-TWINKV_API twinkv_status twinkv_rows_to_f32(int ggml_type, const void* src, size_t src_bytes,
-                                            size_t row_stride, int64_t n_rows, int64_t n_values,
-                                            int n_threads, float* dst);
+TWINKV_API twinkv_status twinkv_rows_to_f32(int ggml_type, const void* src, size_t src_bytes, size_t row_stride,
+                                            int64_t n_rows, int64_t n_values, int n_threads, float* dst);
 
 /* ---- twins: Eq. 2 and Eq. 4 of the TwinKV paper, and its repair pass (native/twins)
  * ------------------------ */
@@ -77,13 +76,13 @@ typedef struct twinkv_keys {
  * no similarity to anything. */
 
 /* Eq. 2. counts [n_heads, n]: the number of j with sim(i, j) > tau. */
-TWINKV_API twinkv_status twinkv_twin_counts(const twinkv_keys* keys, float tau, int64_t local_window,
-                                            int n_threads, int32_t* counts);
+TWINKV_API twinkv_status twinkv_twin_counts(const twinkv_keys* keys, float tau, int64_t local_window, int n_threads,
+                                            int32_t* counts);
 
 /* Eq. 4. retained [n_heads, n] (0/1); best [n_heads, n]: the largest sim(i, j) over retained j, -1 where
  * there is none (and never less than -1). */
-TWINKV_API twinkv_status twinkv_best_twin(const twinkv_keys* keys, const uint8_t* retained,
-                                          int64_t local_window, int n_threads, float* best);
+TWINKV_API twinkv_status twinkv_best_twin(const twinkv_keys* keys, const uint8_t* retained, int64_t local_window,
+                                          int n_threads, float* best);
 
 /* Keys that have no direction. invalid [n_heads, n]: 1 where the norm is zero or not finite. */
 TWINKV_API twinkv_status twinkv_invalid_keys(const twinkv_keys* keys, int n_threads, uint8_t* invalid);
@@ -107,8 +106,144 @@ typedef struct twinkv_repair_stats {
 
 /* Section 3.4: swaps redundant donors for orphans within the budget. retained [n_heads, n] is rewritten in
  * place, as many tokens per head as before; stats [n_heads]. A key without direction is never admitted. */
-TWINKV_API twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_repair_params* params,
-                                       int n_threads, uint8_t* retained, twinkv_repair_stats* stats);
+TWINKV_API twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_repair_params* params, int n_threads,
+                                       uint8_t* retained, twinkv_repair_stats* stats);
+
+/* ---- tap: what a context computes, watched through the public cb_eval (native/tap) ----------------------
+ */
+
+/* Give twinkv_tap_eval as llama_context_params.cb_eval and the tap as cb_eval_user_data. With every capture
+ * off it asks for no node, and the scheduler runs the graph as if it were not there. One tap per context; it
+ * must outlive the context. Not thread safe: read it between calls of llama_decode. */
+typedef struct twinkv_tap twinkv_tap;
+
+TWINKV_API twinkv_tap* twinkv_tap_new(void);
+TWINKV_API void twinkv_tap_free(twinkv_tap* tap);
+TWINKV_API bool twinkv_tap_eval(struct ggml_tensor* node, bool ask, void* tap);
+
+/* How a layer turns positions into rotations, read from the graph's own ROPE node. */
+typedef struct twinkv_rope {
+    int32_t n_dims;     /* 0: the layer has no rotary embedding */
+    int32_t mode;       /* ggml's GGML_ROPE_TYPE_*: 0 interleaved pairs, 2 half-split pairs */
+    int32_t n_ctx_orig; /* YaRN */
+    float freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow;
+    int32_t has_freq_factors; /* Llama-3 and LongRoPE: see twinkv_tap_freq_factors */
+} twinkv_rope;
+
+/* One attention layer as the graph shows it. il is llama.cpp's layer number. */
+typedef struct twinkv_layer {
+    int32_t il;
+    int32_t n_head, n_head_kv;
+    int32_t head_dim_k, head_dim_v;
+    int32_t type_k, type_v; /* ggml_type of the cache rows */
+    int32_t v_transposed;   /* no flash attention: V is stored [n_embd_v, n_cells] */
+    int32_t hadamard;       /* size of the Hadamard blocks a quantized K cache is rotated by after RoPE; 0: none */
+    int32_t is_host;        /* the cache tensors can be read in place */
+    int64_t n_cells;        /* cells allocated */
+    uint64_t buffer_id;     /* layers of one cache share it (sliding-window models keep two caches) */
+    float kq_scale, softcap;
+    twinkv_rope rope;
+} twinkv_layer;
+
+/* Layers seen so far, ascending by il; complete after the first decode. */
+TWINKV_API int32_t twinkv_tap_n_layers(const twinkv_tap* tap);
+TWINKV_API twinkv_status twinkv_tap_layer(const twinkv_tap* tap, int32_t index, twinkv_layer* out);
+/* factors [n_dims / 2] */
+TWINKV_API twinkv_status twinkv_tap_freq_factors(const twinkv_tap* tap, int32_t index, float* factors, int64_t n);
+
+/* Reads cells [first, first + n) of layer `index` into dst [n, n_head_kv * head_dim], K or V, any cache type,
+ * host or device. Keys come as cached: after RoPE and, on quantized caches, after the Hadamard rotation. */
+TWINKV_API twinkv_status twinkv_tap_read_k(const twinkv_tap* tap, int32_t index, int64_t first, int64_t n,
+                                           int n_threads, float* dst);
+TWINKV_API twinkv_status twinkv_tap_read_v(const twinkv_tap* tap, int32_t index, int64_t first, int64_t n,
+                                           int n_threads, float* dst);
+
+/* Capture of queries. window: keep the last `window` queries (after RoPE) of every layer; 0 turns it off.
+ * statistics: running mean and covariance of queries before RoPE, of tokens at positions >= skip. */
+TWINKV_API twinkv_status twinkv_tap_capture(twinkv_tap* tap, int32_t window, bool statistics, int32_t skip);
+/* Forgets everything captured (not the layers). */
+TWINKV_API void twinkv_tap_reset(twinkv_tap* tap);
+/* Tokens at positions >= pos were taken back: their queries are forgotten. Statistics cannot be taken back:
+ * they are dropped when they contain such a token. */
+TWINKV_API void twinkv_tap_rollback(twinkv_tap* tap, int32_t pos);
+/* Number of window queries held for a layer (<= window). */
+TWINKV_API int64_t twinkv_tap_window_size(const twinkv_tap* tap, int32_t index);
+/* queries [size, n_head, head_dim_k] oldest first, positions [size]; size as told by twinkv_tap_window_size.
+ */
+TWINKV_API twinkv_status twinkv_tap_window(const twinkv_tap* tap, int32_t index, int64_t size, float* queries,
+                                           int32_t* positions);
+/* Tokens in the statistics of a layer. */
+TWINKV_API int64_t twinkv_tap_statistics_count(const twinkv_tap* tap, int32_t index);
+/* mean [n_head, head_dim_k], covariance [n_head, head_dim_k, head_dim_k] (divided by the count). */
+TWINKV_API twinkv_status twinkv_tap_statistics(const twinkv_tap* tap, int32_t index, double* mean, double* covariance);
+
+/* Masks cells per KV head at the attention node (host backends): hidden [n_head_kv, n] is 1 where a head must
+ * not see cells 0..n-1; cells past n stay as llama.cpp masks them. n = 0 removes the mask of that layer. */
+TWINKV_API twinkv_status twinkv_tap_hide(twinkv_tap* tap, int32_t index, const uint8_t* hidden, int64_t n);
+
+/* The message of a failure inside the callback since the last call of this function, or NULL. Check after
+ * llama_decode. */
+TWINKV_API const char* twinkv_tap_take_failure(twinkv_tap* tap);
+
+/* Takes RoPE (and the Hadamard rotation) back. rows [n, n_head, head_dim] in place, positions [n, n_head]. */
+TWINKV_API twinkv_status twinkv_unrotate(const twinkv_rope* rope, const float* freq_factors, int32_t hadamard,
+                                         float* rows, const int32_t* positions, int64_t n, int32_t n_head,
+                                         int32_t head_dim, int n_threads);
+
+/* ---- memory: what the cache occupies, and giving it back (native/memory) ---------------------------------
+ */
+
+typedef struct twinkv_memory {
+    uint64_t allocated; /* bytes of the K and V tensors */
+    uint64_t resident;  /* of those, bytes in memory now; equals allocated where the system cannot tell */
+} twinkv_memory;
+
+TWINKV_API twinkv_status twinkv_tap_memory(const twinkv_tap* tap, int32_t index, twinkv_memory* out);
+/* Gives the pages of cells >= first_free of layer `index` back to the system; their content becomes zero.
+ * *released receives the bytes given back: 0 on device buffers, transposed V and systems without such a call.
+ */
+TWINKV_API twinkv_status twinkv_tap_release(twinkv_tap* tap, int32_t index, int64_t first_free, uint64_t* released);
+
+/* ---- state: per-head eviction by rewriting a sequence state (native/state) --------------------------------
+ */
+
+/* What llama_state_seq_get_data holds for the cache that can be evicted from. */
+typedef struct twinkv_state_info {
+    int32_t n_layer;
+    int64_t n_cells;
+    int32_t pos_min, pos_max;
+    int32_t v_transposed;
+    int32_t n_sections; /* 2: a sliding-window cache follows, which stays as it is */
+} twinkv_state_info;
+
+TWINKV_API twinkv_status twinkv_state_inspect(const uint8_t* blob, size_t size, twinkv_state_info* out);
+
+/* Which layers of the tap the first cache of a state holds, by comparing key rows: indices [n_layer] of the
+ * tap, in the state's order. Take the state while the cache holds one token in cell 0 (right after the first
+ * decode): it also proves that states are laid out as this library reads them. */
+TWINKV_API twinkv_status twinkv_state_match(const twinkv_tap* tap, const uint8_t* blob, size_t size, int32_t n_layer,
+                                            int32_t* indices);
+
+/* Keeps, of sequence seq_id, cell index[l, h, c] of layer l and KV head h as cell c of n_keep; positions
+ * [n_keep], ascending, are what llama.cpp is told (the last must be the sequence's last position). index
+ * [n_layer, n_head_kv, n_keep] ascending per head. On failure the sequence is put back as it was. */
+TWINKV_API twinkv_status twinkv_evict(struct llama_context* ctx, int32_t seq_id, int32_t n_layer, int32_t n_head_kv,
+                                      int64_t n_keep, const int32_t* index, const int32_t* positions, int n_threads);
+
+/* The same without a copy of the state: rows move to the front of their own tensors, and llama.cpp's cells are closed
+ * up by way of a spare sequence. Needs cache tensors in host memory, one cache (no sliding window), one stream shared
+ * by seq_id and spare_seq (kv_unified), and the sequence alone in cells 0..n_cells-1, positions ascending.
+ *
+ * layers [n_layer]: the tap's indices. index as above. tail [n_cells - n_keep + 1]: the positions llama.cpp has for the
+ * cells from n_keep - 1 on. Those cells are taken out, and the last position is put in cell n_keep - 1; positions of
+ * the cells before stay. Extra memory: one cell. On failure the sequence is as it was. */
+TWINKV_API twinkv_status twinkv_evict_in_place(struct llama_context* ctx, const twinkv_tap* tap, int32_t seq_id,
+                                               int32_t spare_seq, const int32_t* layers, int32_t n_layer,
+                                               int32_t n_head_kv, int64_t n_cells, int64_t n_keep, const int32_t* index,
+                                               const int32_t* tail, int n_threads);
+
+/* For tests of the way back: the next n states handed to llama.cpp are spoiled first, so that it refuses them. */
+TWINKV_API void twinkv_test_spoil_states(int n);
 
 /* The instruction sets the kernels are built for, best first: NULL past the last. supported may be NULL. */
 TWINKV_API const char* twinkv_isa_name(int index, bool* supported);

@@ -49,14 +49,13 @@ twinkv_status twinkv_twin_counts(const twinkv_keys* keys, float tau, int64_t loc
     });
 }
 
-twinkv_status twinkv_best_twin(const twinkv_keys* keys, const uint8_t* retained, int64_t local_window,
-                               int n_threads, float* best) {
+twinkv_status twinkv_best_twin(const twinkv_keys* keys, const uint8_t* retained, int64_t local_window, int n_threads,
+                               float* best) {
     return twinkv::guard([&] {
         twinkv::check(keys, local_window);
         twinkv::for_each_head(keys->n_heads, n_threads, [&](int64_t h, int threads) {
             const auto head = twinkv::load_head(*keys, h, local_window, threads);
-            twinkv::best_twin({head, threads}, retained + h * keys->n, INFINITY, INFINITY,
-                              best + h * keys->n);
+            twinkv::best_twin({head, threads}, retained + h * keys->n, INFINITY, INFINITY, best + h * keys->n);
         });
     });
 }
@@ -78,8 +77,7 @@ twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_repair_params*
         twinkv::require(params != nullptr, "params are missing");
         twinkv::check(keys, params->local_window);
         twinkv::check_tau(params->tau);
-        twinkv::require(params->n_sink >= 0 && params->n_recent >= 0,
-                        "n_sink and n_recent must not be negative");
+        twinkv::require(params->n_sink >= 0 && params->n_recent >= 0, "n_sink and n_recent must not be negative");
         twinkv::require(params->mode == TWINKV_REPAIR_PAPER || params->mode == TWINKV_REPAIR_CONSISTENT,
                         "no such repair mode");
         // all heads are loaded and judged before the first result is written: a failure changes nothing

@@ -13,8 +13,7 @@ inline __m256 shifted(const float* column, float delta) {
     return _mm256_add_ps(_mm256_loadu_ps(column), _mm256_set1_ps(delta));
 }
 
-inline bool above(const float* tile, const float* column, float delta, const float* row_threshold,
-                  uint32_t* out) {
+inline bool above(const float* tile, const float* column, float delta, const float* row_threshold, uint32_t* out) {
     const __m256 moved[4] = {shifted(column, delta), shifted(column + 8, delta), shifted(column + 16, delta),
                              shifted(column + 24, delta)};
     uint32_t any = 0;

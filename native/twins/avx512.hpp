@@ -17,8 +17,7 @@ inline void store(__mmask16 low, __mmask16 high, uint32_t* out) {
     __builtin_memcpy(bytes + 2, &high, 2);
 }
 
-inline bool above(const float* tile, const float* column, float delta, const float* row_threshold,
-                  uint32_t* out) {
+inline bool above(const float* tile, const float* column, float delta, const float* row_threshold, uint32_t* out) {
     const __m512 low = _mm512_add_ps(_mm512_loadu_ps(column), _mm512_set1_ps(delta));
     const __m512 high = _mm512_add_ps(_mm512_loadu_ps(column + 16), _mm512_set1_ps(delta));
 #pragma GCC unroll 8
@@ -26,8 +25,7 @@ inline bool above(const float* tile, const float* column, float delta, const flo
         const __m512 threshold = _mm512_set1_ps(row_threshold[r]);
         const __m512 x = _mm512_add_ps(low, _mm512_loadu_ps(tile + r * tile_size));
         const __m512 y = _mm512_add_ps(high, _mm512_loadu_ps(tile + r * tile_size + 16));
-        store(_mm512_cmp_ps_mask(x, threshold, _CMP_GT_OQ), _mm512_cmp_ps_mask(y, threshold, _CMP_GT_OQ),
-              out + r);
+        store(_mm512_cmp_ps_mask(x, threshold, _CMP_GT_OQ), _mm512_cmp_ps_mask(y, threshold, _CMP_GT_OQ), out + r);
     }
     const __m512i bits = _mm512_or_si512(_mm512_loadu_si512(out), _mm512_loadu_si512(out + 16));
     return _mm512_test_epi32_mask(bits, bits) != 0;
@@ -96,10 +94,9 @@ inline void dots(const float* keys, int64_t ld, const int32_t* i, const int32_t*
 inline double dot_double(const float* a, const float* b, int64_t ld) {
     __m512d s0 = _mm512_setzero_pd(), s1 = s0;
     for (int64_t k = 0; k < ld; k += 16) {
-        s0 = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm256_loadu_ps(a + k)), _mm512_cvtps_pd(_mm256_loadu_ps(b + k)),
-                             s0);
-        s1 = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm256_loadu_ps(a + k + 8)),
-                             _mm512_cvtps_pd(_mm256_loadu_ps(b + k + 8)), s1);
+        s0 = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm256_loadu_ps(a + k)), _mm512_cvtps_pd(_mm256_loadu_ps(b + k)), s0);
+        s1 = _mm512_fmadd_pd(_mm512_cvtps_pd(_mm256_loadu_ps(a + k + 8)), _mm512_cvtps_pd(_mm256_loadu_ps(b + k + 8)),
+                             s1);
     }
     return _mm512_reduce_add_pd(_mm512_add_pd(s0, s1));
 }

@@ -77,8 +77,7 @@ class Maximum {
     }
 
     void process(Tile& tile) {
-        const int64_t row0 = tile.group * tile_size - first_row_,
-                      column0 = tile.panel * tile_size - first_column_;
+        const int64_t row0 = tile.group * tile_size - first_row_, column0 = tile.panel * tile_size - first_column_;
         const float* column = problem_.columns.shift.data() + tile.panel * tile_size;
         const float* row = problem_.rows.shift.data() + tile.group * tile_size;
         uint8_t &rows_fresh = row_fresh_[size_t(row0 / tile_size)], none = 0;
@@ -174,8 +173,7 @@ class Maximum {
         float ceiling[tile_size * tile_size];
         const int64_t count = list_bits(masks, place, tile_size * tile_size);
         const int64_t row0 = tile.group * tile_size, column0 = tile.panel * tile_size;
-        const float *row = problem_.rows.shift.data() + row0,
-                    *column = problem_.columns.shift.data() + column0;
+        const float *row = problem_.rows.shift.data() + row0, *column = problem_.columns.shift.data() + column0;
         const Lengths* row_lengths = problem_.rows.lengths.data() + row0;
         const Lengths* column_lengths = problem_.columns.lengths.data() + column0;
         float* row_floor = row_floor_.data() + row0 - first_row_;
@@ -220,9 +218,9 @@ class Maximum {
             return wanted(shared_.floor[size_t(c.row)], c.ceiling) ||
                    (symmetric_ && wanted(shared_.floor[size_t(c.column)], c.ceiling));
         };
-        candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(),
-                                         [&](const Candidate& c) { return !needed(c); }),
-                          candidates_.end());
+        candidates_.erase(
+            std::remove_if(candidates_.begin(), candidates_.end(), [&](const Candidate& c) { return !needed(c); }),
+            candidates_.end());
     }
 
     // Candidates to exact similarities, into the shared ones.
@@ -235,8 +233,7 @@ class Maximum {
         }
         std::vector<float> product(i.size());
         const Head& head = problem_.head;
-        problem_.kernels.dots(head.khat.data(), head.ld, i.data(), j.data(), int64_t(i.size()),
-                              product.data());
+        problem_.kernels.dots(head.khat.data(), head.ld, i.data(), j.data(), int64_t(i.size()), product.data());
         for (size_t p = 0; p < i.size(); ++p) {
             float& row = shared_.best[size_t(candidates_[p].row)];
             float& column = shared_.best[size_t(symmetric_ ? candidates_[p].column : candidates_[p].row)];
@@ -247,8 +244,7 @@ class Maximum {
             }
         }
         for (const Candidate& c : candidates_) { // an exact similarity is the best floor of all
-            shared_.floor[size_t(c.row)] =
-                std::max(shared_.floor[size_t(c.row)], shared_.best[size_t(c.row)]);
+            shared_.floor[size_t(c.row)] = std::max(shared_.floor[size_t(c.row)], shared_.best[size_t(c.row)]);
             if (symmetric_) {
                 float& floor = shared_.floor[size_t(c.column)];
                 floor = std::max(floor, shared_.best[size_t(c.column)]);
@@ -278,8 +274,7 @@ void scatter(const Packed& rows, const Shared& shared, float enough, float* best
 
 } // namespace
 
-void best_twin(const Context& context, const uint8_t* retained, float enough, float enough_retained,
-               float* best) {
+void best_twin(const Context& context, const uint8_t* retained, float enough, float enough_retained, float* best) {
     const Head& head = context.head;
     std::vector<int32_t> kept, rest;
     for (int64_t i = 0; i < head.n; ++i) {
@@ -289,10 +284,10 @@ void best_twin(const Context& context, const uint8_t* retained, float enough, fl
         return pack(head, context.kernels, context.center, std::move(token), side, context.n_threads);
     };
     const Packed columns = packed(kept, Side::both), rows = packed(rest, Side::rows);
-    const Problem among_kept(head, context.kernels, context.center, columns, columns,
-                             triangle_bands(head, columns), true);
-    const Problem of_rest(head, context.kernels, context.center, rows, columns,
-                          window_bands(head, rows, columns), false);
+    const Problem among_kept(head, context.kernels, context.center, columns, columns, triangle_bands(head, columns),
+                             true);
+    const Problem of_rest(head, context.kernels, context.center, rows, columns, window_bands(head, rows, columns),
+                          false);
     Shared kept_shared(columns), rest_shared(rows);
     sweep({&of_rest, &among_kept}, context.n_threads, [&](const Problem& problem) {
         return problem.triangle ? Maximum(problem, true, enough_retained, kept_shared)

@@ -20,8 +20,7 @@ class Above {
         : problem_(problem), tau_(tau), dot_bound_(dot_bound(problem.head.d)),
           row_threshold_(size_t(problem.rows.groups * tile_size)) {
         for (size_t r = 0; r < row_threshold_.size(); ++r) {
-            row_threshold_[r] =
-                float(double(tau) - problem.center.square - double(problem.rows.shift.data()[r]));
+            row_threshold_[r] = float(double(tau) - problem.center.square - double(problem.rows.shift.data()[r]));
         }
     }
 
@@ -41,8 +40,7 @@ class Above {
         const int64_t count = list_bits(masks, place, few);
         if (count >= 0) {
             for (int64_t p = 0; p < count; ++p) {
-                look(tile, place[p] / tile_size, place[p] % tile_size, threshold[place[p] / tile_size], false,
-                     owner);
+                look(tile, place[p] / tile_size, place[p] % tile_size, threshold[place[p] / tile_size], false, owner);
             }
         } else {
             problem_.kernels.above(tile.sim, column, -tile.error, threshold, sure);
@@ -67,8 +65,7 @@ class Above {
             j_.push_back(problem_.columns.token[size_t(pair.column)]);
         }
         sim_.resize(open_.size());
-        problem_.kernels.dots(head.khat.data(), head.ld, i_.data(), j_.data(), int64_t(i_.size()),
-                              sim_.data());
+        problem_.kernels.dots(head.khat.data(), head.ld, i_.data(), j_.data(), int64_t(i_.size()), sim_.data());
         for (size_t p = 0; p < open_.size(); ++p) {
             bool above = sim_[p] > tau_;
             if (std::fabs(sim_[p] - tau_) <= dot_bound_) {
@@ -137,8 +134,7 @@ class Counting {
     }
 
     void found(const Tile& tile, const uint32_t* masks) {
-        problem_.kernels.count(masks, mine_.data() + tile.group * tile_size,
-                               mine_.data() + tile.panel * tile_size);
+        problem_.kernels.count(masks, mine_.data() + tile.group * tile_size, mine_.data() + tile.panel * tile_size);
     }
 
     void accept(int32_t row, int32_t column) {
@@ -161,8 +157,7 @@ class Counting {
 
 class Marking {
   public:
-    Marking(const Problem& problem, float tau, TwinRows& out)
-        : problem_(problem), above_(problem, tau), out_(out) {}
+    Marking(const Problem& problem, float tau, TwinRows& out) : problem_(problem), above_(problem, tau), out_(out) {}
 
     void begin(const Task&) {}
     void end(const Task&) {}
@@ -171,8 +166,7 @@ class Marking {
     void finish() { above_.settle(*this); }
 
     void found(const Tile& tile, const uint32_t* masks) {
-        const int64_t first = tile.group * tile_size,
-                      rows = std::min(tile_size, problem_.rows.size() - first);
+        const int64_t first = tile.group * tile_size, rows = std::min(tile_size, problem_.rows.size() - first);
         for (int64_t r = 0; r < rows; ++r) {
             out_.bits[size_t((first + r) * out_.words + tile.panel)] = masks[r];
         }
@@ -206,12 +200,11 @@ void twin_counts(const Context& context, float tau, int32_t* counts) {
     sweep({&problem}, context.n_threads, [&](const Problem& p) { return Counting(p, tau, mutex, counts); });
 }
 
-TwinRows twin_rows(const Context& context, const std::vector<int32_t>& rows, const Packed& columns,
-                   float tau) {
+TwinRows twin_rows(const Context& context, const std::vector<int32_t>& rows, const Packed& columns, float tau) {
     const Head& head = context.head;
     const Packed packed = pack(head, context.kernels, context.center, rows, Side::rows, 1);
-    const Problem problem(head, context.kernels, context.center, packed, columns,
-                          window_bands(head, packed, columns), false);
+    const Problem problem(head, context.kernels, context.center, packed, columns, window_bands(head, packed, columns),
+                          false);
     TwinRows out;
     out.words = columns.groups;
     out.bits.assign(rows.size() * size_t(out.words), 0);

@@ -74,8 +74,7 @@ const Kernels* named(const char* isa) {
         }
         known += known.empty() ? k->isa : std::string(", ") + k->isa;
     }
-    throw Error(TWINKV_EINVAL,
-                std::string("no instruction set '") + isa + "' is built in: choose one of " + known);
+    throw Error(TWINKV_EINVAL, std::string("no instruction set '") + isa + "' is built in: choose one of " + known);
 }
 
 } // namespace

@@ -55,14 +55,13 @@ void load_positions(const twinkv_keys& keys, int64_t head, Head& out) {
 
 void check_keys(const twinkv_keys& keys) {
     require(twinkv_rows_supported(keys.type),
-            "keys of ggml type " + std::to_string(keys.type) + " cannot be read as float32",
-            TWINKV_EUNSUPPORTED);
+            "keys of ggml type " + std::to_string(keys.type) + " cannot be read as float32", TWINKV_EUNSUPPORTED);
     require(keys.n_heads >= 0 && keys.n >= 0 && keys.d >= 1, "keys must be [n_heads, n, d] with d >= 1");
     require(keys.n < std::numeric_limits<int32_t>::max() && keys.d <= 1 << 20,
             "more tokens or dimensions than can be counted");
-    require(keys.d % ggml_blck_size(ggml_type(keys.type)) == 0,
-            "a key of " + std::to_string(keys.d) + " values is no whole number of " +
-                ggml_type_name(ggml_type(keys.type)) + " blocks");
+    require(keys.d % ggml_blck_size(ggml_type(keys.type)) == 0, "a key of " + std::to_string(keys.d) +
+                                                                    " values is no whole number of " +
+                                                                    ggml_type_name(ggml_type(keys.type)) + " blocks");
     require(keys.data != nullptr || keys.n == 0 || keys.n_heads == 0, "keys are missing");
 }
 

@@ -62,16 +62,14 @@ struct Kernels {
     void (*tile)(const Operand& a, int64_t group, const Operand& b, int64_t panel, float* out);
 
     // Bit c of out[r]: x = tile[r][c] + (column[c] + delta) > row_threshold[r]. True when any bit is set.
-    bool (*above)(const float* tile, const float* column, float delta, const float* row_threshold,
-                  uint32_t* out);
+    bool (*above)(const float* tile, const float* column, float delta, const float* row_threshold, uint32_t* out);
 
     // The same for x > row_threshold[r] or x + row[r] > column_threshold[c].
     bool (*above_either)(const float* tile, const float* column, const float* row, float delta,
                          const float* row_threshold, const float* column_threshold, uint32_t* out);
 
     // row_most[r] = max over c of tile[r][c] + column[c]; column_most[c] = max over r of tile[r][c] + row[r].
-    void (*maxima)(const float* tile, const float* column, const float* row, float* row_most,
-                   float* column_most);
+    void (*maxima)(const float* tile, const float* column, const float* row, float* row_most, float* column_most);
 
     // row_count[r] += bits in masks[r]; column_count[c] += masks with bit c.
     void (*count)(const uint32_t* masks, int32_t* row_count, int32_t* column_count);

@@ -32,8 +32,8 @@ PackRow place(const Packed& out, const Kernels& kernels, int64_t i, bool rows, b
     return p;
 }
 
-void pack_group(const Head& head, const Kernels& kernels, const Center& center, Packed& out, int64_t group,
-                bool rows, bool panels) {
+void pack_group(const Head& head, const Kernels& kernels, const Center& center, Packed& out, int64_t group, bool rows,
+                bool panels) {
     const AlignedArray<float> scratch(size_t(2 * ((out.operand.k + 15) / 16 * 16)));
     const bool exact = kernels.filter == Filter::f32; // nothing is rounded
     Lengths most;
@@ -87,8 +87,8 @@ Center center_of(const Head& head, const Kernels& kernels) {
     return out;
 }
 
-Packed pack(const Head& head, const Kernels& kernels, const Center& center, std::vector<int32_t> token,
-            Side side, int n_threads) {
+Packed pack(const Head& head, const Kernels& kernels, const Center& center, std::vector<int32_t> token, Side side,
+            int n_threads) {
     Packed out;
     out.token = std::move(token);
     out.groups = (out.size() + tile_size - 1) / tile_size;
@@ -105,14 +105,9 @@ Packed pack(const Head& head, const Kernels& kernels, const Center& center, std:
     }
     out.lengths.resize(n);
     out.group_lengths.resize(size_t(out.groups));
-    out.operand = {k,
-                   out.rows.data(),
-                   out.panels.data(),
-                   out.row_scale.data(),
-                   out.panel_scale.data(),
-                   out.panel_start.data()};
-    parallel_for(out.groups, n_threads,
-                 [&](int64_t g) { pack_group(head, kernels, center, out, g, rows, panels); });
+    out.operand = {
+        k, out.rows.data(), out.panels.data(), out.row_scale.data(), out.panel_scale.data(), out.panel_start.data()};
+    parallel_for(out.groups, n_threads, [&](int64_t g) { pack_group(head, kernels, center, out, g, rows, panels); });
     return out;
 }
 

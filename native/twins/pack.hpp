@@ -30,7 +30,7 @@ struct Packed {
     std::vector<int32_t> token; // [n], in order of position unless it is only used as rows
     int64_t groups = 0;         // of 32
     Operand operand{};
-    AlignedArray<float> shift; // [32 groups]: c . e_i; minus infinity for padding and keys without direction
+    AlignedArray<float> shift;          // [32 groups]: c . e_i; minus infinity for padding and keys without direction
     std::vector<Lengths> lengths;       // [32 groups]
     std::vector<Lengths> group_lengths; // [groups]: the largest of each kind in a group
 
@@ -43,8 +43,8 @@ struct Packed {
 
 enum class Side { rows, panels, both };
 
-Packed pack(const Head& head, const Kernels& kernels, const Center& center, std::vector<int32_t> token,
-            Side side, int n_threads);
+Packed pack(const Head& head, const Kernels& kernels, const Center& center, std::vector<int32_t> token, Side side,
+            int n_threads);
 
 // How far tile values, shifts and thresholds of a row group and a panel can be from the true similarity,
 // together (docs/kernels.md has the proof). u is the unit roundoff of float32.

@@ -9,8 +9,7 @@ namespace twinkv {
 namespace {
 namespace portable {
 
-inline bool above(const float* tile, const float* column, float delta, const float* row_threshold,
-                  uint32_t* out) {
+inline bool above(const float* tile, const float* column, float delta, const float* row_threshold, uint32_t* out) {
     uint32_t any = 0;
     for (int64_t r = 0; r < tile_size; ++r) {
         uint32_t bits = 0;

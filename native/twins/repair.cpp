@@ -25,8 +25,7 @@ Candidates judge(const Head& head, const twinkv_repair_params& params, const std
         }
     }
     const auto b = [&](int32_t i) { return best[size_t(i)]; };
-    std::stable_sort(out.orphans.begin(), out.orphans.end(),
-                     [&](int32_t i, int32_t j) { return b(i) < b(j); });
+    std::stable_sort(out.orphans.begin(), out.orphans.end(), [&](int32_t i, int32_t j) { return b(i) < b(j); });
     std::stable_sort(out.donors.begin(), out.donors.end(), [&](int32_t i, int32_t j) { return b(i) > b(j); });
     return out;
 }
@@ -45,13 +44,11 @@ template <class F> void for_each_twin(const uint32_t* row, int64_t words, F&& f)
 }
 
 Packed pack_columns(const Context& context, std::vector<int32_t> token) {
-    return pack(context.head, context.kernels, context.center, std::move(token), Side::panels,
-                context.n_threads);
+    return pack(context.head, context.kernels, context.center, std::move(token), Side::panels, context.n_threads);
 }
 
 // Orphans that come in, most severe first, each unless a twin of its own came in before it; `limit` at most.
-std::vector<int32_t> admit(const Context& context, float tau, const std::vector<int32_t>& by_severity,
-                           size_t limit) {
+std::vector<int32_t> admit(const Context& context, float tau, const std::vector<int32_t>& by_severity, size_t limit) {
     std::vector<int32_t> admitted;
     if (limit == 0) {
         return admitted;
@@ -86,8 +83,8 @@ std::vector<int32_t> admit(const Context& context, float tau, const std::vector<
 // Donors that go, oldest first, `limit` at most. One may go while a twin of it stays and while every token
 // that went before it keeps another twin that stays. Admitted orphans have no twin here, so they need no
 // look.
-std::vector<int32_t> release(const Context& context, float tau, std::vector<int32_t> donors,
-                             const uint8_t* retained, size_t limit) {
+std::vector<int32_t> release(const Context& context, float tau, std::vector<int32_t> donors, const uint8_t* retained,
+                             size_t limit) {
     std::vector<int32_t> released;
     if (limit == 0) {
         return released;

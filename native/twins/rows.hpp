@@ -203,8 +203,7 @@ inline void rotate(float* x, int64_t width) {
 }
 
 // e as integers in [-levels, levels] + offset, times the scale returned; *left and *sum are of the integers.
-inline float quantize(const float* e, int64_t width, int levels, int offset, uint8_t* out, float* left,
-                      int32_t* sum) {
+inline float quantize(const float* e, int64_t width, int levels, int offset, uint8_t* out, float* left, int32_t* sum) {
     Floats peaks = {};
     for (int64_t k = 0; k < width; k += lanes) {
         const Floats x = load<Floats>(e + k), positive = x < 0 ? -x : x;
@@ -219,8 +218,7 @@ inline float quantize(const float* e, int64_t width, int levels, int offset, uin
     Floats lost = {};
     Integers sums = {};
     for (int64_t k = 0; k < width; k += lanes) {
-        const Floats x = load<Floats>(e + k), rounded = (x * inverse + magic) - magic,
-                     rest = x - rounded * scale;
+        const Floats x = load<Floats>(e + k), rounded = (x * inverse + magic) - magic, rest = x - rounded * scale;
         const Integers integers = __builtin_convertvector(rounded, Integers);
         store<Bytes>(out + k, __builtin_convertvector(integers + offset, Bytes));
         sums += integers;
@@ -251,8 +249,7 @@ template <int row_levels, int row_offset> void pack_i8(PackRow& p) {
 }
 
 // row_most[r] = max over c of tile[r][c] + column[c]; column_most[c] = max over r of tile[r][c] + row[r].
-inline void maxima(const float* tile, const float* column, const float* row, float* row_most,
-                   float* column_most) {
+inline void maxima(const float* tile, const float* column, const float* row, float* row_most, float* column_most) {
     constexpr int64_t vectors = tile_size / lanes;
     Floats shift[vectors], down[vectors];
     for (int64_t v = 0; v < vectors; ++v) {

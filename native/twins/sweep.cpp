@@ -73,9 +73,7 @@ void add_tasks(const Problem& problem, std::vector<Task>& out) {
     // row groups that stay in the first-level cache while panels pass by, and columns whose results stay in
     // the second
     constexpr int64_t row_bytes = 16 << 10, panels_at_once = 64;
-    const int64_t element = problem.kernels.filter == Filter::f32    ? 4
-                            : problem.kernels.filter == Filter::bf16 ? 2
-                                                                     : 1;
+    const int64_t element = problem.kernels.filter == Filter::f32 ? 4 : problem.kernels.filter == Filter::bf16 ? 2 : 1;
     const int64_t group_bytes = tile_size * problem.rows.operand.k * element;
     const int64_t groups_at_once = std::clamp<int64_t>(row_bytes / group_bytes, 1, 4);
     const int64_t blocks = (problem.rows.groups + groups_at_once - 1) / groups_at_once;
@@ -125,8 +123,8 @@ bool clip_to_bands(const Problem& problem, Tile& tile) {
 int useful_threads(const std::vector<const Problem*>& problems, int n_threads) {
     double products = 0;
     for (const Problem* problem : problems) {
-        products += double(problem->rows.size()) * double(problem->columns.size()) *
-                    double(problem->rows.operand.k) * (problem->triangle ? 0.5 : 1);
+        products += double(problem->rows.size()) * double(problem->columns.size()) * double(problem->rows.operand.k) *
+                    (problem->triangle ? 0.5 : 1);
     }
     constexpr double products_per_thread = 4e6; // tens of microseconds of work, as a thread takes to start
     return int(std::min<double>(resolve_threads(n_threads), 1 + products / products_per_thread));

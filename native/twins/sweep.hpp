@@ -36,8 +36,8 @@ struct Problem {
     ErrorBound bound;
     std::vector<Band> hulls; // per row group: a range with the bands of all its rows
 
-    Problem(const Head& head, const Kernels& kernels, const Center& center, const Packed& rows,
-            const Packed& columns, std::vector<Band> bands, bool triangle);
+    Problem(const Head& head, const Kernels& kernels, const Center& center, const Packed& rows, const Packed& columns,
+            std::vector<Band> bands, bool triangle);
 };
 
 // A range of row groups and of panels: what a thread takes at once. Panels are visited outwards from where
@@ -108,8 +108,8 @@ template <class Operation> void run_task(const Task& task, Operation& operation,
             if (!operation.open(group) || !clip(problem, tile)) {
                 continue;
             }
-            tile.error = problem.bound(problem.rows.group_lengths[size_t(group)],
-                                       problem.columns.group_lengths[size_t(panel)]);
+            tile.error =
+                problem.bound(problem.rows.group_lengths[size_t(group)], problem.columns.group_lengths[size_t(panel)]);
             problem.kernels.tile(problem.rows.operand, group, problem.columns.operand, panel, tile.sim);
             if (pending) {
                 operation.process(tiles[1 - current]);
@@ -147,8 +147,7 @@ template <class Make> void sweep(const std::vector<const Problem*>& problems, in
         }
         auto tiles = std::make_unique<TilePair>();
         for (size_t t; (t = next.fetch_add(1, std::memory_order_relaxed)) < tasks.size();) {
-            const auto index =
-                std::find(problems.begin(), problems.end(), tasks[t].problem) - problems.begin();
+            const auto index = std::find(problems.begin(), problems.end(), tasks[t].problem) - problems.begin();
             run_task(tasks[t], operations[size_t(index)], *tiles);
         }
         if (kernels.leave) {

@@ -6,8 +6,7 @@ namespace twinkv {
 namespace {
 
 bool supported() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("popcnt");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("popcnt");
 }
 
 void tile(const Operand& a, int64_t group, const Operand& b, int64_t panel, float* out) {

@@ -49,8 +49,8 @@ bool above(const float* tile, const float* column, float delta, const float* row
         const float32x4_t threshold = vdupq_n_f32(row_threshold[r]);
         uint32_t bits = 0;
         for (int c = 0; c < 32; c += 4) {
-            const float32x4_t x = vaddq_f32(vld1q_f32(tile + r * tile_size + c),
-                                            vaddq_f32(vld1q_f32(column + c), vdupq_n_f32(delta)));
+            const float32x4_t x =
+                vaddq_f32(vld1q_f32(tile + r * tile_size + c), vaddq_f32(vld1q_f32(column + c), vdupq_n_f32(delta)));
             bits |= vaddvq_u32(vandq_u32(vcgtq_f32(x, threshold), weight)) << c;
         }
         out[r] = bits;
@@ -59,16 +59,16 @@ bool above(const float* tile, const float* column, float delta, const float* row
     return any != 0;
 }
 
-bool above_either(const float* tile, const float* column, const float* row, float delta,
-                  const float* row_threshold, const float* column_threshold, uint32_t* out) {
+bool above_either(const float* tile, const float* column, const float* row, float delta, const float* row_threshold,
+                  const float* column_threshold, uint32_t* out) {
     const uint32x4_t weight = vld1q_u32(weights);
     uint32_t any = 0;
     for (int64_t r = 0; r < tile_size; ++r) {
         const float32x4_t threshold = vdupq_n_f32(row_threshold[r]), shift = vdupq_n_f32(row[r]);
         uint32_t bits = 0;
         for (int c = 0; c < 32; c += 4) {
-            const float32x4_t x = vaddq_f32(vld1q_f32(tile + r * tile_size + c),
-                                            vaddq_f32(vld1q_f32(column + c), vdupq_n_f32(delta)));
+            const float32x4_t x =
+                vaddq_f32(vld1q_f32(tile + r * tile_size + c), vaddq_f32(vld1q_f32(column + c), vdupq_n_f32(delta)));
             const uint32x4_t by_column = vcgtq_f32(vaddq_f32(x, shift), vld1q_f32(column_threshold + c));
             bits |= vaddvq_u32(vandq_u32(vorrq_u32(vcgtq_f32(x, threshold), by_column), weight)) << c;
         }

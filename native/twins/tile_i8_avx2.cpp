@@ -7,8 +7,7 @@ namespace twinkv {
 namespace {
 
 bool supported() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("popcnt");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("popcnt");
 }
 
 inline __m256i accumulate(__m256i sum, __m256i row, __m256i column) {

@@ -43,10 +43,8 @@ void tile(const Operand& a, int64_t group, const Operand& b, int64_t panel, floa
         for (int i = 0; i < 8; ++i) {
             const __m512 scale = _mm512_set1_ps(row_scale[i]);
             float* to = out + (r + i) * tile_size;
-            _mm512_storeu_ps(to,
-                             _mm512_mul_ps(_mm512_cvtepi32_ps(sums[i][0]), _mm512_mul_ps(scale, scale_x)));
-            _mm512_storeu_ps(to + 16,
-                             _mm512_mul_ps(_mm512_cvtepi32_ps(sums[i][1]), _mm512_mul_ps(scale, scale_y)));
+            _mm512_storeu_ps(to, _mm512_mul_ps(_mm512_cvtepi32_ps(sums[i][0]), _mm512_mul_ps(scale, scale_x)));
+            _mm512_storeu_ps(to + 16, _mm512_mul_ps(_mm512_cvtepi32_ps(sums[i][1]), _mm512_mul_ps(scale, scale_y)));
         }
     }
 }

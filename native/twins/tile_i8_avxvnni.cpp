@@ -9,8 +9,8 @@ namespace {
 
 bool supported() {
     unsigned a = 0, b = 0, c = 0, d = 0; // compilers know no name for this bit yet
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("popcnt") && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("popcnt") &&
+           __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
 }
 
 inline __m256i accumulate(__m256i sum, __m256i row, __m256i column) {

@@ -23,8 +23,7 @@ void twin_counts(const Context& context, float tau, int32_t* counts);
 // best [n] over retained [n]. Exact, except that a token whose best is at least `enough` may be given any
 // value from `enough` up to its best (enough_retained: the same for retained tokens). Infinity: exact
 // throughout.
-void best_twin(const Context& context, const uint8_t* retained, float enough, float enough_retained,
-               float* best);
+void best_twin(const Context& context, const uint8_t* retained, float enough, float enough_retained, float* best);
 
 // Rows of bits: which of the columns (in order of position) are twins of a row, with sim >= tau.
 struct TwinRows {
@@ -33,8 +32,7 @@ struct TwinRows {
     const uint32_t* row(size_t r) const { return bits.data() + r * size_t(words); }
 };
 
-TwinRows twin_rows(const Context& context, const std::vector<int32_t>& rows, const Packed& columns,
-                   float tau);
+TwinRows twin_rows(const Context& context, const std::vector<int32_t>& rows, const Packed& columns, float tau);
 
 // Rewrites retained [n] within its budget.
 twinkv_repair_stats repair(const Context& context, const twinkv_repair_params& params, uint8_t* retained);

@@ -57,9 +57,7 @@ def _counts(unit: Any, columns: Any, valid: Any, position: Any, tau: Any, window
 
 
 @_compiled(parallel=True, nogil=True)
-def _best(
-    unit: Any, valid: Any, position: Any, columns: Any, column_position: Any, window: int, out: Any
-) -> None:
+def _best(unit: Any, valid: Any, position: Any, columns: Any, column_position: Any, window: int, out: Any) -> None:
     for i in numba.prange(unit.shape[0]):
         sums = np.empty(_BLOCK)
         best = np.float32(-1)

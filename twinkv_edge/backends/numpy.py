@@ -79,9 +79,7 @@ def best_twin(
     for head in range(batch.n_heads):
         kept = np.flatnonzero(retained[head])
         for rows, sim, comparable in _blocks(batch, head, np.arange(batch.n), kept, window):
-            out[head, rows] = np.max(
-                np.where(comparable, sim, np.float32(-1)), axis=1, initial=np.float32(-1)
-            )
+            out[head, rows] = np.max(np.where(comparable, sim, np.float32(-1)), axis=1, initial=np.float32(-1))
     return out
 
 

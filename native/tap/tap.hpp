@@ -1,0 +1,96 @@
+// The tap's own data. The C face is in twinkv.h; discovery in tap.cpp, queries in capture.cpp, masks in
+// mask.cpp.
+#pragma once
+
+#include "core/status.hpp"
+#include "twinkv.h"
+
+#include "ggml-backend.h"
+#include "ggml.h"
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace twinkv {
+
+// Last `window` queries of a layer, a ring of rows [n_head * head_dim].
+struct QueryWindow {
+    std::vector<float> rows;
+    std::vector<int32_t> positions;
+    int64_t next = 0, size = 0;
+
+    void clear() { next = size = 0; }
+};
+
+// Sums over queries, in double: mean and covariance are read out of them.
+struct QueryStatistics {
+    int64_t count = 0;
+    int32_t max_pos = -1;
+    std::vector<double> sum;   // [n_head, d]
+    std::vector<double> outer; // [n_head, d, d], upper triangle filled
+
+    void clear() {
+        count = 0;
+        max_pos = -1;
+        sum.clear();
+        outer.clear();
+    }
+};
+
+// Cells a layer's heads must not see.
+struct HiddenCells {
+    std::vector<uint8_t> hidden; // [n_head_kv, n]
+    int64_t n = 0;
+};
+
+// The mask that stands in for llama.cpp's own while one attention node runs. One at a time: the scheduler
+// computes a node for which ask() was true before it asks about the next.
+struct StandIn {
+    ggml_tensor* node = nullptr;
+    ggml_tensor* original = nullptr;
+    int slot = 0;
+    ggml_tensor tensor{};
+    std::vector<uint8_t> data;
+};
+
+struct Layer {
+    twinkv_layer facts{};
+    const ggml_tensor* k = nullptr; // the whole cache tensors
+    const ggml_tensor* v = nullptr;
+    std::vector<float> freq_factors;
+    QueryWindow window;
+    QueryStatistics statistics;
+    HiddenCells mask;
+};
+
+// Reads a tensor's bytes wherever they are; on host buffers without a copy.
+const uint8_t* tensor_bytes(const ggml_tensor* t, size_t offset, size_t size, std::vector<uint8_t>& scratch);
+bool is_host(const ggml_tensor* t);
+
+} // namespace twinkv
+
+struct twinkv_tap {
+    std::map<int32_t, twinkv::Layer> layers; // by il
+    twinkv::Layer* current = nullptr;        // plain attention: the layer whose KQ node was seen last
+    int32_t window = 0;
+    bool statistics = false;
+    int32_t skip = 0;
+    std::vector<int32_t> positions; // of the batch running now, read from the graph's ROPE nodes
+    twinkv::StandIn stand_in;
+    std::string failure;
+    std::string reported;
+
+    bool capturing() const { return window > 0 || statistics; }
+    twinkv::Layer& at(int32_t index);
+    const twinkv::Layer& at(int32_t index) const { return const_cast<twinkv_tap*>(this)->at(index); }
+};
+
+namespace twinkv {
+
+void capture_queries(twinkv_tap& tap, Layer& layer, const ggml_tensor* q);
+// Puts the layer's per-head mask in place of node->src[slot]; false when the layer hides nothing.
+bool put_mask(twinkv_tap& tap, const Layer& layer, ggml_tensor* node, int slot);
+void take_mask_out(twinkv_tap& tap);
+
+} // namespace twinkv

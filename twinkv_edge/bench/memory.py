@@ -1,0 +1,190 @@
+"""What the cache costs over the life of a session: llama.cpp as it is, and ours, one process per configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, TwinKVError
+from .memory_child import LIFE_AFTER
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A way to run a session.
+
+    Attributes:
+        name: What tables and plots call it.
+        kind: "llama.cpp" (llama_cpp.Llama as it is) or "twinkv_edge".
+        cache_type: Type of K and V rows by ggml's name.
+        compression: Fields of `Compression`, for kind "twinkv_edge".
+    """
+
+    name: str
+    kind: str
+    cache_type: str
+    compression: dict[str, Any] = field(default_factory=dict)
+
+
+def configurations(n_tokens: int, policy: str = "knorm", ratios: Sequence[float] = (0.5, 0.7)) -> list[Configuration]:
+    """The default comparison: three cache types as they are, then ours, evicted after and during prefill."""
+    plain = [Configuration(f"llama.cpp {t}", "llama.cpp", t) for t in ("f16", "q8_0", "q4_0")]
+    ours = [
+        Configuration(f"{policy} {ratio} {t}", "twinkv_edge", t, {"policy": policy, "ratio": ratio})
+        for t in ("f16", "q8_0", "q4_0")
+        for ratio in ratios
+    ]
+    target = max(1024, n_tokens // 8)
+    bounded = [
+        Configuration(
+            f"{policy} bounded {target} {t}",
+            "twinkv_edge",
+            t,
+            {"policy": policy, "target_tokens": target, "prefill": "bounded"},
+        )
+        for t in ("f16", "q8_0")
+    ]
+    return plain + ours + bounded
+
+
+def _child(job: dict[str, Any]) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "twinkv_edge.bench.memory_child"], input=json.dumps(job), capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise TwinKVError(f"{job.get('name', job['kind'])}: {last}")
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def run(
+    model: str | Path,
+    *,
+    n_ctx: int = 8192,
+    n_tokens: int = 7168,
+    n_batch: int = 512,
+    n_after: int = LIFE_AFTER,
+    threads: int | None = None,
+    which: Sequence[Configuration] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Measures every configuration in a process of its own.
+
+    Returns:
+        {"model", "n_ctx", "n_tokens", "weights_bytes", "rows": [...]}; bytes over the weights (peak_prefill,
+        created, prefilled, evicted, end), bytes of the cache where it can be told from the rest (cache_*), and times.
+
+    Raises:
+        InputError: Lengths that do not fit.
+        TwinKVError: A configuration failed; the message says which and why.
+    """
+    if n_tokens + n_after > n_ctx:
+        raise InputError(f"{n_tokens} + {n_after} tokens do not fit n_ctx={n_ctx}: llama.cpp as it is could not run")
+    common = {"model": str(model), "n_ctx": n_ctx, "n_tokens": n_tokens, "n_batch": n_batch, "n_after": n_after}
+    common["threads"] = threads or os.cpu_count() or 1
+    chosen = list(which if which is not None else configurations(n_tokens))
+    base = _child({**common, "kind": "weights"})["process"] or 0
+    rows = []
+    for number, c in enumerate(chosen):
+        if progress:
+            progress(c.name, number, len(chosen))
+        job = {"kind": c.kind, "name": c.name, "type_k": c.cache_type, "type_v": c.cache_type}
+        rows.append(_row(c, _child({**common, **job, "compression": c.compression}), base))
+    return {**common, "model": Path(model).name, "weights_bytes": base, "rows": rows}
+
+
+def _row(c: Configuration, result: dict[str, Any], base: int) -> dict[str, Any]:
+    life = result["life"]
+
+    def last(stage: str) -> dict[str, Any]:
+        found = [x for x in life if x["stage"] == stage]
+        return found[-1] if found else {}
+
+    def over(value: int | None) -> int | None:
+        return None if value is None else value - base
+
+    evicted = last("evicted") or last("prefill")
+    caches = [x["cache"] for x in life if x["stage"] == "prefill" and x["cache"] is not None]
+    return {
+        "name": c.name,
+        "kind": c.kind,
+        "cache_type": c.cache_type,
+        "created": over(last("created").get("process")),
+        "prefilled": over(last("prefill").get("process")),
+        "peak_prefill": over(result["peak_prefill"]),
+        "peak_eviction": over(result["peak_eviction"]),
+        "evicted": over(evicted.get("process")),
+        "end": over(last("end").get("process")),
+        "cells": evicted.get("cells"),
+        "cache_allocated": result["allocated"],
+        "cache_peak": max(caches) if caches else None,
+        "cache_evicted": evicted.get("cache"),
+        "cache_end": last("end").get("cache"),
+        "prefill_s": result["prefill_s"],
+        "evict_s": result["evict_s"],
+        "moved_s": result["moved_s"],
+        "decode_ms": result["decode_ms"],
+        "life": [{**x, "process": over(x["process"])} for x in life],
+    }
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table, as Markdown. MB are 2^20 bytes; process columns have the weights subtracted."""
+    head = (
+        "created",
+        "peak in prefill",
+        "after eviction",
+        f"+{result['n_after']} tokens",
+        "cache after eviction",
+        "cells",
+    )
+    lines = [
+        f"| configuration | {' | '.join(head)} | prefill s | evict s | decode ms |",
+        "|---|" + "---:|" * (len(head) + 3),
+    ]
+
+    def mb(value: int | None) -> str:
+        return "" if value is None else f"{value / MIB:.0f}"
+
+    for r in result["rows"]:
+        numbers = [mb(r[k]) for k in ("created", "peak_prefill", "evicted", "end", "cache_evicted")]
+        times = [f"{r['prefill_s']:.1f}", f"{r['evict_s']:.2f}" if r["evict_s"] else "", f"{r['decode_ms']:.1f}"]
+        lines.append(f"| {r['name']} | {' | '.join(numbers)} | {r['cells']} | {' | '.join(times)} |")
+    return "\n".join(lines)
+
+
+def plot(result: dict[str, Any], path: str | Path) -> None:
+    """Resident memory over the life of a session, one line per configuration, as a PNG.
+
+    Raises:
+        InputError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError as e:
+        raise InputError("plots need matplotlib: pip install 'twinkv-edge[bench]'") from e
+    fig, ax = plt.subplots(figsize=(9, 5), layout="constrained")
+    for r in result["rows"]:
+        steps = range(len(r["life"]))
+        style = "--" if r["kind"] == "llama.cpp" else "-"
+        ax.plot(steps, [x["process"] / MIB for x in r["life"]], style, label=r["name"], linewidth=1.6)
+    ax.set_xlabel(f"batches of {result['n_batch']} tokens, then eviction, then every 64 decoded tokens")
+    ax.set_ylabel("MB in memory, weights subtracted")
+    ax.set_title(f"{result['model']}: {result['n_tokens']} tokens, n_ctx {result['n_ctx']}")
+    ax.set_ylim(bottom=0)
+    ax.grid(alpha=0.3)
+    ax.legend(fontsize=8)
+    fig.savefig(path, dpi=140)
+    plt.close(fig)

@@ -1,0 +1,347 @@
+"""The KV cache of one context: reading it, evicting from it, and knowing which token every cell holds."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import numpy.typing as npt
+
+from ._install import native
+from .errors import CacheStateError, InputError, UnsupportedModelError
+from .key_space import Rotation
+from .report import CompressionReport, Footprint
+
+SEQ_ID = 0  # llama_cpp.Llama keeps its conversation in sequence 0
+SPARE_SEQ = 1  # empty but for a moment during eviction
+RELEASE_STEP = 256  # freed cells worth a system call
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Facts of one evictable layer, as its graph shows them. `il` is llama.cpp's number of the layer."""
+
+    tap_index: int
+    il: int
+    n_head: int
+    n_head_kv: int
+    head_dim_k: int
+    head_dim_v: int
+    type_k: int
+    type_v: int
+    v_transposed: bool
+    is_host: bool
+    n_cells: int
+    kq_scale: float
+    rotation: Rotation
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What `KVCache` knows beyond llama.cpp's own state: saved and restored beside it."""
+
+    n_tokens: int
+    table: npt.NDArray[np.int32] | None = None
+    boundary: int = 0
+    told: npt.NDArray[np.int32] | None = None
+
+
+class KVCache:
+    """Cells, heads and true token positions of a context's cache.
+
+    Cell c of layer l holds, for head h, the key and value of the token at `positions(l)[c, h]`. Before any eviction
+    that is token c for all; afterwards the first K cells hold what each head kept, and later tokens follow in order.
+    On sliding-window models only the full-attention layers are here: the others forget by themselves.
+    """
+
+    def __init__(self, ctx: Any, tap: Any) -> None:
+        self._ctx = ctx
+        self._tap = tap
+        self._memory = llama_cpp.llama_get_memory(ctx)
+        self.layers: tuple[Layer, ...] = ()
+        self._n_tokens = 0
+        self._table: npt.NDArray[np.int32] | None = None  # [L, H, K] positions of the compressed cells
+        self._told = np.empty(0, dtype=np.int32)  # [K] positions that llama.cpp has for the compressed cells
+        self._boundary = 0  # tokens 0..boundary-1 are behind the table
+        self._touched = 0  # cells written since the last release
+
+    # -- what there is -------------------------------------------------------------------------------------------
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the conversation, kept or evicted; the next one is decoded at this position."""
+        return self._n_tokens
+
+    @property
+    def boundary(self) -> int:
+        """Tokens that were compressed: a rollback can reach back to here and no further. 0: nothing was."""
+        return self._boundary
+
+    @property
+    def n_compressed_cells(self) -> int:
+        return 0 if self._table is None else int(self._table.shape[-1])
+
+    @property
+    def n_cells(self) -> int:
+        """Cells in use, per head."""
+        return self.n_compressed_cells + self._n_tokens - self._boundary
+
+    @property
+    def n_cells_allocated(self) -> int:
+        return self.layers[0].n_cells
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def n_head_kv(self) -> int:
+        return self.layers[0].n_head_kv
+
+    def keys(self, layer: int) -> npt.NDArray[np.float32]:
+        """Keys as cached (after RoPE), float32 [n_cells, H, d]."""
+        return self._read(self._tap.read_k, layer, self._layer(layer).head_dim_k)
+
+    def values(self, layer: int) -> npt.NDArray[np.float32]:
+        """Values as cached, float32 [n_cells, H, d_v]."""
+        return self._read(self._tap.read_v, layer, self._layer(layer).head_dim_v)
+
+    def positions(self, layer: int) -> npt.NDArray[np.int32]:
+        """True token position of every cell and head, int32 [n_cells, H], ascending per head."""
+        return np.ascontiguousarray(self._positions_by_head(layer).T)
+
+    def _positions_by_head(self, layer: int) -> npt.NDArray[np.int32]:
+        self._layer(layer)
+        tail = np.arange(self._boundary, self._n_tokens, dtype=np.int32)
+        tail = np.broadcast_to(tail, (self.n_head_kv, tail.size))
+        head = tail[:, :0] if self._table is None else self._table[layer]
+        return np.concatenate([head, tail], axis=1)
+
+    def _layer(self, layer: int) -> Layer:
+        if not 0 <= layer < self.n_layers:
+            raise InputError(f"no layer {layer}: the cache has layers 0 to {self.n_layers - 1}")
+        return self.layers[layer]
+
+    def _read(self, read: Any, layer: int, dim: int) -> npt.NDArray[np.float32]:
+        facts = self._layer(layer)
+        out = np.empty((self.n_cells, facts.n_head_kv, dim), dtype=np.float32)
+        read(facts.tap_index, 0, out)
+        return out
+
+    def footprint(self) -> Footprint:
+        """What the cache occupies now."""
+        allocated = resident = 0
+        for layer in self.layers:
+            a, r = self._tap.memory(layer.tap_index)
+            allocated, resident = allocated + a, resident + r
+        used = allocated * self.n_cells // self.n_cells_allocated
+        return Footprint(self.n_cells, self.n_cells_allocated, allocated, used, resident)
+
+    # -- evicting ------------------------------------------------------------------------------------------------
+
+    def evict(self, retained: npt.NDArray[np.bool_]) -> CompressionReport:
+        """Keeps the marked cells of every layer and head and gives the memory of the rest back.
+
+        Args:
+            retained: bool [L, H, n_cells]; any set, with the same number of cells for every layer and head.
+
+        Raises:
+            InputError: Wrong shape or type, heads of different counts, or nothing kept.
+            CacheStateError: The cache is empty, or was changed behind our back.
+            StateFormatError: llama.cpp's state is not laid out as known. In every case the cache is as it was.
+        """
+        index = self._kept_cells(retained)
+        keep = index.shape[-1]
+        before, n_before = self.footprint(), self.n_cells
+        seconds = {"evict": 0.0, "release": 0.0}
+        if keep < n_before:
+            self._check_untouched()
+            table = np.empty(index.shape, dtype=np.int32)
+            for layer in range(self.n_layers):
+                table[layer] = np.take_along_axis(self._positions_by_head(layer), index[layer], axis=1)
+            start = time.perf_counter()
+            told = self._move(index)
+            self._table, self._told, self._boundary = table, told, self._n_tokens
+            evicted = time.perf_counter()
+            self.release()
+            seconds = {"evict": evicted - start, "release": time.perf_counter() - evicted}
+        after = self.footprint()
+        return CompressionReport(
+            n_before=n_before,
+            n_after=keep,
+            n_tokens=self._n_tokens,
+            bytes_before=before.bytes_used,
+            bytes_after=after.bytes_used,
+            resident_before=before.bytes_resident,
+            resident_after=after.bytes_resident,
+            seconds=seconds,
+        )
+
+    def _kept_cells(self, retained: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+        n = self.n_cells
+        if n == 0:
+            raise CacheStateError("the cache is empty: evaluate a prompt before evicting from it")
+        shape = (self.n_layers, self.n_head_kv, n)
+        if not isinstance(retained, np.ndarray) or retained.dtype != np.bool_ or retained.shape != shape:
+            found = f"{retained.dtype} {list(retained.shape)}" if isinstance(retained, np.ndarray) else type(retained)
+            raise InputError(f"retained must be a bool array [layers, KV heads, cells] = {list(shape)}, not {found}")
+        counts = retained.sum(axis=-1)
+        if counts.min() != counts.max():
+            raise InputError(
+                f"every head must keep the same number of cells; they keep between {counts.min()} and {counts.max()}"
+            )
+        if counts.max() == 0:
+            raise InputError("nothing is retained: keep at least one cell per head")
+        return np.nonzero(retained)[2].astype(np.int32).reshape(*shape[:2], -1)
+
+    def _move(self, index: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Moves the kept cells to the front; returns the positions llama.cpp has for them afterwards.
+
+        It only needs them to ascend and to end at n_tokens - 1; the true ones are in our table.
+        """
+        keep, last, ctx = index.shape[-1], self._n_tokens - 1, _address(self._ctx)
+        if self.in_place:
+            told = np.concatenate([self._told, np.arange(self._boundary, self._n_tokens, dtype=np.int32)])
+            layers = np.array([layer.tap_index for layer in self.layers], dtype=np.int32)
+            tail = np.ascontiguousarray(told[keep - 1 :])
+            native.evict_in_place(ctx, self._tap, SEQ_ID, SPARE_SEQ, layers, self.n_cells, index, tail)
+            told = told[:keep].copy()
+            told[-1] = last
+        else:
+            told = np.arange(last - keep + 1, last + 1, dtype=np.int32)
+            native.evict(ctx, SEQ_ID, index, told)
+        return told
+
+    @property
+    def in_place(self) -> bool:
+        """Whether eviction moves rows inside the cache; otherwise it goes through a copy of the sequence's state
+        (sliding-window models, caches in device memory, contexts without a spare sequence)."""
+        one_cache = len(self.layers) == self._tap.n_layers
+        spare = llama_cpp.llama_n_seq_max(self._ctx) > SPARE_SEQ
+        return one_cache and spare and all(layer.is_host for layer in self.layers)
+
+    def _check_untouched(self) -> None:
+        last = llama_cpp.llama_memory_seq_pos_max(self._memory, SEQ_ID)
+        if last != self._n_tokens - 1:
+            raise CacheStateError(
+                f"llama.cpp's cache ends at position {last}, but {self._n_tokens} tokens were evaluated: it was "
+                "changed from outside; call reset() and evaluate the prompt again"
+            )
+        for other in range(1, llama_cpp.llama_n_seq_max(self._ctx)):
+            if llama_cpp.llama_memory_seq_pos_max(self._memory, other) >= 0:
+                raise CacheStateError(
+                    f"sequence {other} shares this cache: its cells cannot be told from ours; remove it first"
+                )
+
+    # -- following the conversation ------------------------------------------------------------------------------
+
+    def advance(self, n: int) -> None:
+        """n more tokens were decoded."""
+        self._n_tokens += n
+        self._touched = max(self._touched, self.n_cells)
+
+    def check_room(self, n: int) -> None:
+        """Raises CacheStateError when n more tokens do not fit."""
+        free = self.n_cells_allocated - self.n_cells
+        if n > free:
+            raise CacheStateError(
+                f"{n} more tokens do not fit: {self.n_cells} of {self.n_cells_allocated} cells are in use; compress() "
+                "first, or make the context with a larger n_ctx"
+            )
+
+    def rollback(self, n_tokens: int) -> None:
+        """Takes tokens back until n_tokens are left.
+
+        Raises:
+            CacheStateError: That would reach into the compressed part; only 0 (start over) can.
+        """
+        if n_tokens == self._n_tokens:
+            return
+        if n_tokens > self._n_tokens:
+            raise CacheStateError(
+                f"{n_tokens} tokens are claimed, but only {self._n_tokens} were evaluated: call reset() first"
+            )
+        if 0 < n_tokens < self._boundary:
+            raise CacheStateError(
+                f"cannot go back to {n_tokens} tokens: the first {self._boundary} were compressed as a whole; "
+                "call reset() and evaluate the prompt again"
+            )
+        llama_cpp.llama_memory_seq_rm(self._memory, SEQ_ID, n_tokens, -1)
+        self._tap.rollback(n_tokens)
+        self._n_tokens = n_tokens
+        if n_tokens == 0:
+            self._table, self._told, self._boundary = None, self._told[:0], 0
+            self._tap.reset()
+        if self._touched - self.n_cells >= RELEASE_STEP:
+            self.release()
+
+    def release(self) -> int:
+        """Gives the memory of unused cells back to the system; returns the bytes given back."""
+        self._touched = self.n_cells
+        return sum(self._tap.release(layer.tap_index, self.n_cells) for layer in self.layers)
+
+    def snapshot(self) -> Snapshot:
+        if self._table is None:
+            return Snapshot(self._n_tokens)
+        return Snapshot(self._n_tokens, self._table.copy(), self._boundary, self._told.copy())
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Takes over a snapshot, after llama.cpp's own state was restored."""
+        self._n_tokens, self._boundary = snapshot.n_tokens, snapshot.boundary
+        self._table = None if snapshot.table is None else snapshot.table.copy()
+        self._told = np.empty(0, dtype=np.int32) if snapshot.told is None else snapshot.told.copy()
+        self._touched = self.n_cells_allocated
+        self._tap.reset()
+        self.release()
+
+    # -- learning the layers -------------------------------------------------------------------------------------
+
+    def discover(self, decode_one: Any) -> None:
+        """Learns the layers from one decoded token, then takes it back. `decode_one()` decodes it at position 0.
+
+        Raises:
+            UnsupportedModelError: The model keeps no cache that can be rewritten.
+            StateFormatError: llama.cpp's state is not laid out as known.
+        """
+        decode_one()
+        if failure := self._tap.take_failure():
+            raise UnsupportedModelError(failure)
+        if self._tap.n_layers == 0:
+            raise UnsupportedModelError(
+                "no attention layer with a KV cache was seen: the model is recurrent, hybrid, MLA or an encoder"
+            )
+        blob = sequence_state(self._ctx)
+        n_layer = native.state_inspect(blob)["n_layer"]
+        indices = np.empty(n_layer, dtype=np.int32)
+        native.state_match(self._tap, blob, indices)
+        self.layers = tuple(_layer(self._tap, int(i)) for i in indices)
+        shapes = {(x.n_head_kv, x.head_dim_k, x.head_dim_v) for x in self.layers}
+        if len(shapes) > 1:
+            raise UnsupportedModelError(f"KV heads differ from layer to layer ({sorted(shapes)})")
+        llama_cpp.llama_memory_clear(self._memory, False)
+        self._tap.reset()
+        self.release()
+
+
+def _layer(tap: Any, index: int) -> Layer:
+    f = tap.layer(index)
+    names = [name for name in Layer.__dataclass_fields__ if name not in ("tap_index", "rotation")]
+    return Layer(tap_index=index, rotation=Rotation(f["rope"], f["hadamard"]), **{name: f[name] for name in names})
+
+
+def _address(ctx: Any) -> int:
+    return int(ctypes.cast(ctx, ctypes.c_void_p).value or 0)
+
+
+def sequence_state(ctx: Any) -> npt.NDArray[np.uint8]:
+    """llama.cpp's own state of the conversation's sequence."""
+    size = llama_cpp.llama_state_seq_get_size(ctx, SEQ_ID)
+    blob = np.empty(size, dtype=np.uint8)
+    written = llama_cpp.llama_state_seq_get_data(ctx, blob.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), size, SEQ_ID)
+    if written != size:
+        raise UnsupportedModelError("llama.cpp did not hand out the sequence's state")
+    return blob
