@@ -16,6 +16,8 @@ from .options import AnswerOptions, AsJson, CompressionOptions, ModelOptions, gr
 from .output import megabytes, note, print_json, progress, share, stderr_console, table, times_faster
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ..llama import CompressedLlama
     from ..models import ModelFacts
     from ..report import CompressionReport, Footprint
@@ -81,7 +83,6 @@ def prepare(document: str, question: str, settings: Compression, model: ModelOpt
         UnsupportedModelError: The model keeps no cache that can be rewritten.
     """
     from .. import models
-    from .generation import round_up
     from .prompt import ChatPrompt, Vocabulary, question_about, tail_length
 
     model.check()
@@ -98,22 +99,56 @@ def prepare(document: str, question: str, settings: Compression, model: ModelOpt
     if tail > settings.n_recent:
         notes.append(f"n_recent raised from {settings.n_recent} to {tail}, to cover the question and the template")
         settings = settings.with_(n_recent=tail)
-    n, n_document = len(tokens), len(vocabulary.tokenize(document, special=False))
+    settings.budget(len(tokens) - 1)  # raises when it is too small
+    n_document = len(vocabulary.tokenize(document, special=False))
+    n_ctx = _cells(facts, settings, model, answer, len(tokens), n_document)
+    return Job(settings, facts, vocabulary, tokens, n_document, n_ctx, notes)
+
+
+def _cells(
+    facts: ModelFacts, settings: Compression, model: ModelOptions, answer: AnswerOptions, n: int, n_document: int
+) -> int:
+    """Cells of the cache: the ones asked for, or just enough for a prompt of n tokens and its answer."""
+    from ..models import estimate
+    from .generation import round_up
+
     if n >= facts.n_ctx_train:
         most = facts.n_ctx_train - (n - n_document) - answer.max_tokens
         raise InputError(
-            f"document and question are {n} tokens, but {facts.name} was trained for {facts.n_ctx_train}: "
-            f"shorten the document from {n_document} to at most {most} tokens, or give a --model trained for longer ones"
+            f"document and question are {n} tokens, but {facts.name} was trained for {facts.n_ctx_train}: shorten the "
+            f"document from {n_document} to at most {most} tokens, or give a --model trained for longer ones"
         )
-    needed = n + max(answer.max_tokens, TIMED_TOKENS + 1)
-    if model.n_ctx is not None and model.n_ctx < n:
+    in_cache = n
+    if settings.prefill == "bounded":
+        in_cache = min(n, (settings.target_tokens or 0) + model.n_batch)
+    needed = round_up(in_cache + max(answer.max_tokens, TIMED_TOKENS + 1))
+    n_ctx = model.n_ctx or min(needed, round_up(facts.n_ctx_train))
+    if n_ctx < in_cache:
+        target = n_ctx - model.n_batch
+        possible = settings.prefill == "full" and target >= settings.n_sink + settings.n_recent + model.n_batch
+        instead = f", or --prefill bounded --target-tokens {target}" if possible else ""
         raise InputError(
-            f"document and question are {n} tokens and the cache has {model.n_ctx} cells: give --n-ctx "
-            f"{round_up(needed)}, or leave it out (what is evicted is evicted only after all of it was read)"
+            f"document and question are {n} tokens, of which {in_cache} must fit into the cache at once, but it has "
+            f"{n_ctx} cells: give --n-ctx {needed}, or leave it out{instead}"
         )
-    settings.budget(n - 1)  # raises when it is too small
-    n_ctx = model.n_ctx or min(round_up(needed), round_up(facts.n_ctx_train))
-    return Job(settings, facts, vocabulary, tokens, n_document, n_ctx, notes)
+    cost = estimate(
+        facts,
+        n_ctx,
+        n,
+        type_k=model.type_k,
+        type_v=model.type_v,
+        ratio=settings.ratio,
+        target_tokens=settings.target_tokens,
+        prefill=settings.prefill,
+        n_batch=model.n_batch,
+    )
+    if cost.fits is False:
+        raise InputError(
+            f"this needs {megabytes(cost.needed)} MB (weights {megabytes(cost.weights)}, cache "
+            f"{megabytes(cost.cache_allocated)}, compute {megabytes(cost.compute)}), but {megabytes(cost.free)} are "
+            f"free; what would fit: {cost.suggestion}"
+        )
+    return n_ctx
 
 
 def run(job: Job, model: ModelOptions, options: AnswerOptions, *, compare: bool, quiet: bool) -> dict[str, Any]:
@@ -128,7 +163,7 @@ def run(job: Job, model: ModelOptions, options: AnswerOptions, *, compare: bool,
         n = len(job.tokens) - 1
         with progress("reading", n, "tokens") as done:
             began = time.perf_counter()
-            prefill(llm, job.tokens, done)
+            peak = prefill(llm, job.tokens, done)
             seconds["prefill"] = time.perf_counter() - began
         before, before_ms = llm.footprint(), _timed(llm)
         full = None
@@ -146,7 +181,9 @@ def run(job: Job, model: ModelOptions, options: AnswerOptions, *, compare: bool,
         n_threads = llm.n_threads
     finally:
         llm.close()
-    return _result(job, report, (before, after), (before_ms, after_ms), (said, full), seconds, n_threads)
+    result = _result(job, report, (before, after), (before_ms, after_ms), (said, full), seconds, n_threads)
+    result["cache"]["peak_cells"] = peak
+    return result
 
 
 def _timed(llm: CompressedLlama) -> list[float]:
@@ -215,45 +252,55 @@ def _result(
 
 def show(result: dict[str, Any]) -> None:
     """The table and the lines below it, on stderr."""
-    before, after = result["cache"]["before"], result["cache"]["after"]
     decode, done, seconds = result["decode_ms"], result["compression"], result["seconds"]
-    rows = [
-        ("cells per head", f"{before['cells']:,}", f"{after['cells']:,}", share(after["cells"], before["cells"]))
-    ]
-    for name, key in (("cache in use, MB", "bytes_used"), ("cache in memory, MB", "bytes_resident")):
-        rows.append((name, megabytes(before[key]), megabytes(after[key]), share(after[key], before[key])))
-    if decode["before"] and decode["after"]:
-        faster = times_faster(decode["before"], decode["after"])
-        rows.append(("decode, ms/token", f"{decode['before']:.1f}", f"{decode['after']:.1f}", f"{faster} as fast"))
     console = stderr_console()
     console.print()
-    console.print(table(("", "before", "after", ""), rows))
+    console.print(_before_and_after(result))
     if done["policy"] == "none":
         line = "policy none: nothing was evicted"
     else:
         line = f"policy {done['policy']}, {done['layout']} layout, " + _repair_line(result)
     console.print(line, soft_wrap=True)
+    if done["n_before"] < done["n_tokens"]:  # some was evicted while reading
+        console.print(
+            f"evicted while reading: of {done['n_tokens']:,} tokens, never more than {result['cache']['peak_cells']:,} "
+            "were in the cache",
+            soft_wrap=True,
+        )
     stages = ", ".join(f"{name} {1e3 * s:.0f} ms" for name, s in done["seconds"].items())
     console.print(
         f"seconds: load {seconds['load']:.1f}, prefill {seconds['prefill']:.1f}, compress {seconds['compress']:.1f} "
         f"({stages}), answer {seconds['answer']:.1f}",
         soft_wrap=True,
     )
-    timed = decode["timed_tokens"]
-    console.print(
-        f"decode: median of {timed[0]} and {timed[1]} tokens, decoded for the clock and taken back; "
-        f"{decode['threads']} threads",
-        soft_wrap=True,
-    )
+    if decode["before"] and decode["after"]:
+        timed = " and ".join(str(n) for n in decode["timed_tokens"])
+        console.print(
+            f"decode: medians of {timed} tokens, decoded for the clock and taken back; {decode['threads']} threads",
+            soft_wrap=True,
+        )
     if result["finish_reason"] in ("length", "context"):
         end = {"length": "at --max-tokens", "context": "because the cache, or the trained length, was full"}
         note(f"the answer stopped {end[result['finish_reason']]}")
+
+
+def _before_and_after(result: dict[str, Any]) -> Table:
+    before, after, decode = result["cache"]["before"], result["cache"]["after"], result["decode_ms"]
+    rows = [("cells per head", f"{before['cells']:,}", f"{after['cells']:,}", share(after["cells"], before["cells"]))]
+    for name, key in (("cache in use, MB", "bytes_used"), ("cache in memory, MB", "bytes_resident")):
+        rows.append((name, megabytes(before[key]), megabytes(after[key]), share(after[key], before[key])))
+    if decode["before"] and decode["after"]:
+        faster = times_faster(decode["before"], decode["after"])
+        rows.append(("decode, ms/token", f"{decode['before']:.1f}", f"{decode['after']:.1f}", f"{faster} as fast"))
+    return table(("", "before", "after", ""), rows)
 
 
 def _repair_line(result: dict[str, Any]) -> str:
     done, tau = result["compression"], result["tau"]
     if done["repair"] == "none":
         return "no repair"
-    origin = "given" if tau["origin"] == "given" else "the default with QK-norm" if tau["has_qk_norm"] else "the default"
+    origin = (
+        "given" if tau["origin"] == "given" else "the default with QK-norm" if tau["has_qk_norm"] else "the default"
+    )
     backend = f", {done['backend']} kernels" if done["backend"] else ""
     return f"{done['repair']} repair: {done['swaps']:,} swaps at tau {tau['value']:.2f} ({origin}){backend}"

@@ -41,6 +41,7 @@ def load(options: ModelOptions, n_ctx: int, compression: Compression, *, seed: i
             compression=compression,
             n_threads=threads,
             n_threads_batch=threads,
+            n_batch=options.n_batch,
             type_k=CACHE_TYPES[options.type_k.lower()],
             type_v=CACHE_TYPES[options.type_v.lower()],
             seed=seed,
@@ -52,9 +53,12 @@ def load(options: ModelOptions, n_ctx: int, compression: Compression, *, seed: i
 
 
 def prefill(llm: CompressedLlama, tokens: list[int], progress: Callable[[int], None] = lambda done: None) -> int:
-    """Evaluates all but the last token of a prompt, reusing what the cache holds of it; returns how many were.
+    """Evaluates all but the last token of a prompt, reusing what the cache holds of it.
 
     The last one is left to the answer, whose first token then sees the cache as it is by then.
+
+    Returns:
+        The most cells per head that were in use on the way.
 
     Raises:
         CacheStateError: The prompt does not fit.
@@ -70,10 +74,15 @@ def prefill(llm: CompressedLlama, tokens: list[int], progress: Callable[[int], N
             llm.reset()
             common = 0
         llm.n_tokens = common
-    for start in range(common, len(tokens) - 1, llm.n_batch):
-        llm.eval(tokens[start : min(start + llm.n_batch, len(tokens) - 1)])
-        progress(llm.n_tokens)
-    return len(tokens) - 1 - common
+    peak = 0
+
+    def step(done: int, total: int, cells: int) -> None:
+        nonlocal peak
+        peak = max(peak, cells)
+        progress(common + done)
+
+    llm.eval(tokens[common:-1], step)
+    return max(peak, llm.kv.n_cells)
 
 
 @dataclass

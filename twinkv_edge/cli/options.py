@@ -6,14 +6,14 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import typer
 
-from ..compression import KEY_SPACES, LAYOUTS, REPAIR_MODES, Compression
+from ..compression import CHOICES, Compression
 from ..errors import InputError
 from ..models.ggml_types import CACHE_TYPES
 
@@ -29,7 +29,9 @@ def grouped(command: Command) -> Command:
     the dataclass filled in.
     """
     signature = inspect.signature(command, eval_str=True)
-    groups = {name: p.annotation for name, p in signature.parameters.items() if is_dataclass(p.annotation)}
+    groups: dict[str, type[Any]] = {
+        name: p.annotation for name, p in signature.parameters.items() if is_dataclass(p.annotation)
+    }
     flat: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
         if name not in groups:
@@ -61,7 +63,8 @@ def _compression(help: str, metavar: str | None = None) -> Any:
     return typer.Option(help=help, metavar=metavar, rich_help_panel="What to keep")
 
 
-def _choice(names: tuple[str, ...]) -> str:
+def choice(names: Iterable[str]) -> str:
+    """How help shows that one of these is to be given."""
     return f"[{'|'.join(names)}]"
 
 
@@ -72,15 +75,17 @@ class CompressionOptions:
     policy: Annotated[str, _compression("Eviction policy; `twinkv-edge policies` lists them.", "NAME")] = _default(
         "policy"
     )
-    ratio: Annotated[float, _compression("Fraction of the cache to REMOVE, at least 0 and below 1.")] = _default("ratio")
+    ratio: Annotated[float, _compression("Fraction of the cache to REMOVE, at least 0 and below 1.")] = _default(
+        "ratio"
+    )
     target_tokens: Annotated[
         int | None, _compression("Keep this many tokens per head, instead of a fraction.", "K")
     ] = None
     repair: Annotated[
-        str, _compression("Swap redundant kept tokens for lost unique ones.", _choice(REPAIR_MODES))
+        str, _compression("Swap redundant kept tokens for lost unique ones.", choice(CHOICES["repair"]))
     ] = _default("repair")
-    layout: Annotated[str, _compression("One set of tokens per head, or one for all.", _choice(LAYOUTS))] = _default(
-        "layout"
+    layout: Annotated[str, _compression("One set of tokens per head, or one for all.", choice(CHOICES["layout"]))] = (
+        _default("layout")
     )
     tau: Annotated[
         float | None,
@@ -91,7 +96,20 @@ class CompressionOptions:
     )
     n_sink: Annotated[int, _compression("Leading tokens that are always kept.")] = _default("n_sink")
     n_recent: Annotated[int, _compression("Trailing tokens that are always kept.")] = _default("n_recent")
-    key_space: Annotated[str, _compression("Which keys are compared.", _choice(KEY_SPACES))] = _default("key_space")
+    key_space: Annotated[str, _compression("Which keys are compared.", choice(CHOICES["key_space"]))] = _default(
+        "key_space"
+    )
+    prefill: Annotated[
+        str,
+        _compression(
+            "full: evict after the whole document was read; bounded: evict while reading, so that the cache never "
+            "holds more than --target-tokens and one batch.",
+            choice(CHOICES["prefill"]),
+        ),
+    ] = _default("prefill")
+    trigger_tokens: Annotated[
+        int | None, _compression("Evict by itself, also during an answer, when the cache is about to pass this.", "N")
+    ] = None
     policy_options: Annotated[
         list[str], _compression("An option of the policy, e.g. seed=1; may be repeated.", "NAME=VALUE")
     ] = field(default_factory=list)
@@ -131,8 +149,9 @@ class ModelOptions:
 
     model: Annotated[Path | None, _model("GGUF file (default: the embedded SmolLM2-135M-Instruct).", "GGUF")] = None
     n_ctx: Annotated[int | None, _model("Cells of the cache (default: just enough).")] = None
-    type_k: Annotated[str, _model("Type of the cached keys.", _choice(tuple(CACHE_TYPES)))] = "f16"
-    type_v: Annotated[str, _model("Type of the cached values.", _choice(tuple(CACHE_TYPES)))] = "f16"
+    type_k: Annotated[str, _model("Type of the cached keys.", choice(CACHE_TYPES))] = "f16"
+    type_v: Annotated[str, _model("Type of the cached values.", choice(CACHE_TYPES))] = "f16"
+    n_batch: Annotated[int, _model("Most tokens that are read at once.")] = 512
     threads: Annotated[int | None, _model("Threads for prefill and decoding (default: all cores).")] = None
 
     def n_threads(self) -> int:
@@ -151,6 +170,7 @@ class ModelOptions:
 
         self.n_threads()
         _at_least_one("--n-ctx", self.n_ctx)
+        _at_least_one("--n-batch", self.n_batch)
         cache_type(self.type_k)
         cache_type(self.type_v)
 
