@@ -13,6 +13,7 @@ from .._version import __version__
 from ..errors import TwinKVError
 from . import bench
 from .ask import ask
+from .chat import chat
 from .models import models
 from .output import fail
 from .policies import policies
@@ -48,6 +49,7 @@ def _top(
 
 
 app.command()(ask)
+app.command()(chat)
 app.command()(models)
 app.command()(policies)
 app.add_typer(bench.app, name="bench")

@@ -14,6 +14,7 @@ from ..errors import InputError
 from .documents import read_document
 from .options import AnswerOptions, AsJson, CompressionOptions, ModelOptions, grouped
 from .output import megabytes, note, print_json, progress, share, stderr_console, table, times_faster
+from .room import cells_for, check_model
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -82,73 +83,23 @@ def prepare(document: str, question: str, settings: Compression, model: ModelOpt
         InputError: Something does not, or is out of range.
         UnsupportedModelError: The model keeps no cache that can be rewritten.
     """
-    from .. import models
     from .prompt import ChatPrompt, Vocabulary, question_about, tail_length
 
-    model.check()
     answer.check()
-    path = model.path()
-    facts = models.facts(path)
-    models.require_rewritable(facts, settings.layout)
-    facts.bytes_per_token(model.type_k, model.type_v)
-    vocabulary = Vocabulary.load(path)
+    facts = check_model(model, settings.layout)
+    vocabulary = Vocabulary.load(facts.path)
     prompt = ChatPrompt(vocabulary)
     tokens = prompt.begin([question_about(document, question)])
-    tail = tail_length(prompt, document, question, tokens)
+    tail = tail_length(prompt, document, tokens)
     notes = [] if prompt.has_template else ["the model has no chat template: it gets the plain text"]
     if tail > settings.n_recent:
         notes.append(f"n_recent raised from {settings.n_recent} to {tail}, to cover the question and the template")
         settings = settings.with_(n_recent=tail)
     settings.budget(len(tokens) - 1)  # raises when it is too small
     n_document = len(vocabulary.tokenize(document, special=False))
-    n_ctx = _cells(facts, settings, model, answer, len(tokens), n_document)
+    n_more = max(answer.max_tokens, TIMED_TOKENS + 1)
+    n_ctx = cells_for(facts, settings, model, len(tokens), n_document, n_more)
     return Job(settings, facts, vocabulary, tokens, n_document, n_ctx, notes)
-
-
-def _cells(
-    facts: ModelFacts, settings: Compression, model: ModelOptions, answer: AnswerOptions, n: int, n_document: int
-) -> int:
-    """Cells of the cache: the ones asked for, or just enough for a prompt of n tokens and its answer."""
-    from ..models import estimate
-    from .generation import round_up
-
-    if n >= facts.n_ctx_train:
-        most = facts.n_ctx_train - (n - n_document) - answer.max_tokens
-        raise InputError(
-            f"document and question are {n} tokens, but {facts.name} was trained for {facts.n_ctx_train}: shorten the "
-            f"document from {n_document} to at most {most} tokens, or give a --model trained for longer ones"
-        )
-    in_cache = n
-    if settings.prefill == "bounded":
-        in_cache = min(n, (settings.target_tokens or 0) + model.n_batch)
-    needed = round_up(in_cache + max(answer.max_tokens, TIMED_TOKENS + 1))
-    n_ctx = model.n_ctx or min(needed, round_up(facts.n_ctx_train))
-    if n_ctx < in_cache:
-        target = n_ctx - model.n_batch
-        possible = settings.prefill == "full" and target >= settings.n_sink + settings.n_recent + model.n_batch
-        instead = f", or --prefill bounded --target-tokens {target}" if possible else ""
-        raise InputError(
-            f"document and question are {n} tokens, of which {in_cache} must fit into the cache at once, but it has "
-            f"{n_ctx} cells: give --n-ctx {needed}, or leave it out{instead}"
-        )
-    cost = estimate(
-        facts,
-        n_ctx,
-        n,
-        type_k=model.type_k,
-        type_v=model.type_v,
-        ratio=settings.ratio,
-        target_tokens=settings.target_tokens,
-        prefill=settings.prefill,
-        n_batch=model.n_batch,
-    )
-    if cost.fits is False:
-        raise InputError(
-            f"this needs {megabytes(cost.needed)} MB (weights {megabytes(cost.weights)}, cache "
-            f"{megabytes(cost.cache_allocated)}, compute {megabytes(cost.compute)}), but {megabytes(cost.free)} are "
-            f"free; what would fit: {cost.suggestion}"
-        )
-    return n_ctx
 
 
 def run(job: Job, model: ModelOptions, options: AnswerOptions, *, compare: bool, quiet: bool) -> dict[str, Any]:

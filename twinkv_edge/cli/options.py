@@ -30,7 +30,9 @@ def grouped(command: Command) -> Command:
     """
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, type[Any]] = {
-        name: p.annotation for name, p in signature.parameters.items() if is_dataclass(p.annotation)
+        name: p.annotation
+        for name, p in signature.parameters.items()
+        if isinstance(p.annotation, type) and is_dataclass(p.annotation)
     }
     flat: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
@@ -198,12 +200,33 @@ class AnswerOptions:
 
     max_tokens: Annotated[int, _answer("Longest answer, in tokens.")] = 256
     temperature: Annotated[float, _answer("0: always the likeliest token.")] = 0.0
+    top_k: Annotated[int, _answer("Sample among this many likeliest tokens; 0: all.")] = 40
+    top_p: Annotated[float, _answer("Sample among the likeliest tokens that add up to this probability.")] = 0.95
+    min_p: Annotated[float, _answer("Leave out tokens less likely than this share of the likeliest.")] = 0.05
+    repeat_penalty: Annotated[float, _answer("Above 1: recently used tokens become less likely.")] = 1.0
     seed: Annotated[int, _answer("Seed of the sampler, when the temperature is not 0.")] = 0
+
+    def sampler(self) -> dict[str, Any]:
+        """Arguments of `Llama.generate`."""
+        return {
+            "temp": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repeat_penalty": self.repeat_penalty,
+        }
 
     def check(self) -> None:
         """Raises InputError for values out of range."""
         _at_least_one("--max-tokens", self.max_tokens)
         if not 0 <= self.temperature < float("inf"):
             raise InputError(f"--temperature is {self.temperature}: give a number, 0 or more")
+        if self.top_k < 0:
+            raise InputError(f"--top-k is {self.top_k}: give a whole number, 0 or more")
+        for name, value in (("--top-p", self.top_p), ("--min-p", self.min_p)):
+            if not 0 <= value <= 1:
+                raise InputError(f"{name} is {value}: give a number from 0 to 1")
+        if not 0 < self.repeat_penalty < float("inf"):
+            raise InputError(f"--repeat-penalty is {self.repeat_penalty}: give a number above 0")
         if not 0 <= self.seed < 1 << 32:
             raise InputError(f"--seed is {self.seed}: give a whole number from 0 to 4294967295")
