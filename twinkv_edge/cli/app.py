@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TwinKVError as e:
         fail(str(e), as_json=as_json)
         return FAILED
-    except BrokenPipeError:  # the reader went away, as `| head` does; nothing more can be said to it
+    except (BrokenPipeError, SystemExit):  # typer makes the one into the other
+        # the reader went away, as `| head` does: whatever is still buffered goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort):
