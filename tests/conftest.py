@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 import twinkv_edge as tk
+from twinkv_edge import pipeline, policies
 
 DATA = Path(__file__).parent / "data"
 
@@ -42,6 +43,33 @@ def golden_qwen3() -> npt.NDArray[Any]:
 def licence_tokens(golden: Any) -> list[int]:
     """1200 tokens of prose for the embedded model's vocabulary."""
     return golden["tokens"].tolist()
+
+
+CAPTURED = ["snapkv", "tova", "expected_attention"]  # policies that score with what the tap captured
+
+
+@pytest.fixture(scope="session")
+def evaluated(smollm2: str, licence_tokens: list[int]) -> Iterator[tk.CompressedLlama]:
+    """The embedded model after the golden prompt, everything captured. Tests read it and leave it as it is."""
+    yield from _evaluated(smollm2, licence_tokens)
+
+
+@pytest.fixture(scope="session")
+def evaluated_qwen3(qwen3_tiny: str, golden_qwen3: Any) -> Iterator[tk.CompressedLlama]:
+    yield from _evaluated(qwen3_tiny, golden_qwen3["tokens"].tolist())
+
+
+def _evaluated(path: str, tokens: list[int]) -> Iterator[tk.CompressedLlama]:
+    llm = tk.CompressedLlama(path, n_ctx=1280, n_threads=2)
+    llm.capture_for(*CAPTURED)
+    llm.eval(tokens)
+    yield llm
+    llm.close()
+
+
+def cache_scores(llm: tk.CompressedLlama, policy: str, **options: Any) -> npt.NDArray[np.float32]:
+    """Scores of what the cache holds now, float32 [L, H, n]."""
+    return pipeline.scores(llm.kv, policies.create(policy, options))
 
 
 @pytest.fixture(scope="session")

@@ -1,62 +1,17 @@
-"""Policies against the peer's scores, and finding them by name."""
+"""Finding policies by name, and those that need nothing but the cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import cache_scores
 
 import twinkv_edge as tk
 from twinkv_edge import policies
 from twinkv_edge.errors import InputError
-
-
-def overlap(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Intersection over union of the top-50 % sets, per layer and head: [L, H]."""
-    half = a.shape[-1] // 2
-    top_a, top_b = (np.argsort(-x, axis=-1, kind="stable")[..., :half] for x in (a, b))
-    sets = np.zeros((2, *a.shape), dtype=bool)
-    np.put_along_axis(sets[0], top_a, True, axis=-1)
-    np.put_along_axis(sets[1], top_b, True, axis=-1)
-    return (sets[0] & sets[1]).sum(-1) / (sets[0] | sets[1]).sum(-1)
-
-
-@pytest.fixture(scope="module")
-def evaluated(smollm2: str, licence_tokens: list[int]) -> Iterator[tk.CompressedLlama]:
-    llm = tk.CompressedLlama(smollm2, n_ctx=1280, n_threads=2)
-    llm.eval(licence_tokens)
-    yield llm
-    llm.close()
-
-
-@pytest.fixture(scope="module")
-def evaluated_qwen3(qwen3_tiny: str, golden_qwen3: Any) -> Iterator[tk.CompressedLlama]:
-    llm = tk.CompressedLlama(qwen3_tiny, n_ctx=1024, n_threads=2)
-    llm.eval(golden_qwen3["tokens"].tolist())
-    yield llm
-    llm.close()
-
-
-def cache_scores(llm: tk.CompressedLlama, policy: str, **options: Any) -> np.ndarray:
-    from twinkv_edge import pipeline
-
-    return pipeline.scores(llm.kv, policies.create(policy, options))
-
-
-@pytest.mark.parametrize("policy", ["knorm", "keydiff"])
-def test_key_policies_agree_with_kvpress_on_smollm2(policy: str, evaluated: tk.CompressedLlama, golden: Any) -> None:
-    iou = overlap(cache_scores(evaluated, policy), golden[policy])
-    assert iou.mean() >= 0.97
-    assert iou.min() >= 0.93
-
-
-@pytest.mark.parametrize("policy", ["knorm", "keydiff"])
-def test_key_policies_agree_with_kvpress_on_qwen3(
-    policy: str, evaluated_qwen3: tk.CompressedLlama, golden_qwen3: Any
-) -> None:
-    assert overlap(cache_scores(evaluated_qwen3, policy), golden_qwen3[policy]).mean() >= 0.995
 
 
 @pytest.mark.parametrize(("tau", "share"), [(0.90, 0.99), (0.85, 0.92)])

@@ -28,6 +28,9 @@ class Rotation:
     hadamard: int
 
 
+NO_ROTATION = Rotation({"n_dims": 0, "mode": 0, "freq_factors": []}, 0)
+
+
 def unrotated(
     rows: npt.NDArray[np.float32], positions: npt.NDArray[np.int32], rotation: Rotation
 ) -> npt.NDArray[np.float32]:
@@ -64,3 +67,32 @@ def pair_norms(rows: npt.NDArray[np.float32], rotation: Rotation) -> npt.NDArray
     else:
         a, b = rotary[..., 0::2], rotary[..., 1::2]
     return np.concatenate([np.hypot(a, b), rest], axis=-1).astype(np.float32)
+
+
+def mean_rotation(rotation: Rotation, first: int, n: int, d: int) -> npt.NDArray[np.float64]:
+    """What queries at positions first .. first + n - 1 are multiplied by on their way into attention, on average:
+    float64 [d, d], the mean of the RoPE matrices (Expected Attention, Eq. 6), in the space of the cached keys.
+
+    Raises:
+        UnsupportedModelError: As `unrotated`.
+    """
+    n_dims = rotation.rope["n_dims"]
+    matrix = np.eye(d)
+    if n_dims:
+        cosines, sines = np.empty((2, n_dims // 2))
+        native.mean_rotation(rotation.rope, list(rotation.rope["freq_factors"]), first, n, cosines, sines)
+        pairs = np.arange(n_dims // 2)
+        a, b = (pairs, pairs + n_dims // 2) if rotation.rope["mode"] == HALF_SPLIT else (2 * pairs, 2 * pairs + 1)
+        matrix[a, a] = matrix[b, b] = cosines
+        matrix[b, a] = sines
+        matrix[a, b] = -sines
+    return hadamard(rotation.hadamard, d) @ matrix if rotation.hadamard else matrix
+
+
+def hadamard(size: int, d: int) -> npt.NDArray[np.float64]:
+    """The orthonormal matrix that queries and keys of a quantized cache are multiplied by: float64 [d, d], Hadamard
+    blocks of `size` (a power of two that divides d) on its diagonal. It is symmetric and its own inverse."""
+    block = np.ones((1, 1))
+    while block.shape[0] < size:
+        block = np.block([[block, block], [block, -block]])
+    return np.asarray(np.kron(np.eye(d // size), block) / np.sqrt(size))

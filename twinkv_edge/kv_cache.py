@@ -37,6 +37,7 @@ class Layer:
     is_host: bool
     n_cells: int
     kq_scale: float
+    softcap: float
     rotation: Rotation
 
 
@@ -331,6 +332,8 @@ class KVCache:
         shapes = {(x.n_head_kv, x.head_dim_k, x.head_dim_v) for x in self.layers}
         if len(shapes) > 1:
             raise UnsupportedModelError(f"KV heads differ from layer to layer ({sorted(shapes)})")
+        for index in range(self._tap.n_layers):
+            self._tap.watch(index, index in indices)
         llama_cpp.llama_memory_clear(self._memory, False)
         self._tap.reset()
         self.release()

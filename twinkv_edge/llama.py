@@ -11,7 +11,7 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
-from . import decode_context, models, pipeline, policies, rolling
+from . import captured, decode_context, models, pipeline, policies, rolling
 from ._install import native
 from .compression import Compression
 from .errors import CacheStateError, InputError, UnsupportedModelError
@@ -50,7 +50,7 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         path = str(model_path if model_path is not None else models.default_model())
         self.facts = models.facts(path)
         models.require_rewritable(self.facts, (compression or Compression()).layout)
-        self.compression = compression or Compression()
+        self._compression = compression or Compression()
         self._tap = native.Tap()
         self._context_params: Any = None
         self._kv: KVCache | None = None
@@ -63,7 +63,7 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
             kv = KVCache(self._ctx.ctx, self._tap)
             kv.discover(self._decode_one)
             self._kv = kv
-            self._configure_capture()
+            self.capture_for()
         except BaseException:
             self.close()
             raise
@@ -131,9 +131,30 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._batch.set_batch(batch=[max(bos, 0)], n_past=0, logits_all=False)
         (ctx or self._ctx).decode(self._batch)
 
-    def _configure_capture(self) -> None:
-        needs = policies.create(self.compression.policy, self.compression.policy_options).needs
-        self._tap.capture(needs.query_window, needs.query_statistics)
+    @property
+    def compression(self) -> Compression:
+        """Settings of `compress()`. What their policy needs to see is captured from the next evaluation on."""
+        return self._compression
+
+    @compression.setter
+    def compression(self, compression: Compression) -> None:
+        self._compression = compression
+        self.capture_for()
+
+    def capture_for(self, *wanted: policies.Policy | Compression | str) -> None:
+        """Captures, while tokens are evaluated from now on, what these policies need beside that of `compression`.
+
+        Only prompts evaluated afterwards can be scored by them: call it before `eval`, or evaluate again after `reset`.
+
+        Raises:
+            InputError: An unknown policy or option.
+        """
+        needs = pipeline.make_policy(self.compression, self.tau).needs
+        for each in wanted:
+            if isinstance(each, str):
+                each = self.compression.with_(policy=each, policy_options={})
+            needs |= (pipeline.make_policy(each, self.tau) if isinstance(each, Compression) else each).needs
+        captured.configure(self._tap, needs, self.n_threads_batch)
 
     # -- compressing ---------------------------------------------------------------------------------------------
 
@@ -175,7 +196,7 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._tap, self._kv, self._context_params = moved.tap, moved.kv, moved.params
         self._n_ctx_cells = self.n_ctx()
         self._requires_eval = True  # logits stay with the old context
-        self._configure_capture()
+        self.capture_for()
         old.close()
 
     def footprint(self) -> Footprint:
@@ -283,11 +304,11 @@ def score(
     tokens = list(tokens)
     if not tokens:
         raise InputError("no tokens to score")
-    made = policies.create(policy, options, {"tau": llm.tau})
+    made = pipeline.make_policy(llm.compression.with_(policy=policy, policy_options=options), llm.tau)
     llm.reset()
-    llm._tap.capture(made.needs.query_window, made.needs.query_statistics)
+    llm.capture_for(made)
     try:
         llm.eval(tokens)
         return pipeline.scores(llm.kv, made)
     finally:
-        llm._configure_capture()
+        llm.capture_for()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -10,11 +11,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from . import key_space, policies, select, twins
+from . import captured, key_space, policies, select, twins
 from .compression import Compression
 from .errors import CacheStateError
 from .kv_cache import KVCache
-from .policies.base import LayerView
+from .policies.base import LayerView, Window
 from .repair import repair
 from .report import CompressionReport
 
@@ -31,6 +32,7 @@ class Plan:
     donors: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: {"score": 0.0, "repair": 0.0})
     backend: str = ""
+    notes: list[str] = field(default_factory=list)
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -39,10 +41,11 @@ class Plan:
         self.seconds[stage] += time.perf_counter() - start
 
 
-def view(kv: KVCache, index: int, space: str) -> LayerView:
-    """A layer as policies see it."""
+def view(kv: KVCache, index: int, space: str, notes: list[str] | None = None) -> LayerView:
+    """A layer as policies see it. What they want the user to know goes to `notes`."""
     facts = kv.layers[index]
     positions = kv._positions_by_head(index)
+    notes = [] if notes is None else notes
 
     def heads_first(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         return np.ascontiguousarray(rows.transpose(1, 0, 2))
@@ -55,6 +58,12 @@ def view(kv: KVCache, index: int, space: str) -> LayerView:
             return heads_first(key_space.unrotated(rows, positions.T, facts.rotation))
         return heads_first(key_space.pair_norms(rows, facts.rotation))
 
+    def read_window(size: int) -> Window:
+        window, note = captured.last_queries(kv._tap, facts, kv.n_tokens, size)
+        if note and note not in notes:
+            notes.append(note)
+        return window
+
     return LayerView(
         index=index,
         n_layers=kv.n_layers,
@@ -65,6 +74,11 @@ def view(kv: KVCache, index: int, space: str) -> LayerView:
         read_keys=lambda: heads_first(kv.keys(index)),
         read_values=lambda: heads_first(kv.values(index)),
         transform_keys=transform,
+        read_window=read_window,
+        read_statistics=lambda: captured.query_statistics(kv._tap, facts, kv.n_tokens),
+        softcap=facts.softcap,
+        rotation=facts.rotation,
+        notes=notes,
     )
 
 
@@ -81,8 +95,26 @@ def check_keys(layer: LayerView) -> None:
 
 
 def scores(kv: KVCache, policy: policies.Policy, space: str = "rope") -> npt.NDArray[np.float32]:
-    """Scores of every layer, float32 [L, H, n]."""
-    return np.stack([policy.score(view(kv, layer, space)) for layer in range(kv.n_layers)])
+    """Scores of every layer, float32 [L, H, n]. Warns of what the policy has to say about them."""
+    notes: list[str] = []
+    result = np.stack([policy.score(view(kv, layer, space, notes)) for layer in range(kv.n_layers)])
+    _warn(notes)
+    return result
+
+
+def _warn(notes: list[str]) -> None:
+    for note in notes:
+        warnings.warn(note, stacklevel=3)
+
+
+def make_policy(cfg: Compression, tau: float) -> policies.Policy:
+    """The policy of a compression, with the settings they share.
+
+    Raises:
+        InputError: Unknown policy or option.
+    """
+    defaults = {"tau": tau, "local_window": cfg.local_window, "n_sink": cfg.n_sink}
+    return policies.create(cfg.policy, cfg.policy_options, defaults)
 
 
 def make_plan(kv: KVCache, cfg: Compression, tau: float, progress: Progress | None = None) -> Plan:
@@ -90,23 +122,24 @@ def make_plan(kv: KVCache, cfg: Compression, tau: float, progress: Progress | No
 
     Raises:
         InputError: The budget is smaller than the protected tokens, or an unknown policy or option.
-        CacheStateError: The cache is empty, or holds keys that are not finite; or one set for all heads is wanted of a
-            cache whose heads hold different tokens already.
+        CacheStateError: The cache is empty, or holds keys that are not finite; queries that the policy needs were not
+            captured; or one set for all heads is wanted of a cache whose heads hold different tokens already.
     """
     n = kv.n_cells
     if n == 0:
         raise CacheStateError("the cache is empty: evaluate a prompt before compressing it")
     keep = cfg.budget(n)
-    defaults = {"tau": tau, "local_window": cfg.local_window, "n_sink": cfg.n_sink}
-    policy = policies.create(cfg.policy, cfg.policy_options, defaults)
+    policy = make_policy(cfg, tau)
     if keep == n:
         return Plan(np.ones((kv.n_layers, kv.n_head_kv, n), dtype=np.bool_))
-    return (_plan_heads if cfg.layout == "head" else _plan_cells)(kv, cfg, policy, keep, tau, progress)
+    plan = (_plan_heads if cfg.layout == "head" else _plan_cells)(kv, cfg, policy, keep, tau, progress)
+    _warn(plan.notes)
+    return plan
 
 
-def _checked_views(kv: KVCache, cfg: Compression, progress: Progress | None) -> Iterator[LayerView]:
+def _checked_views(kv: KVCache, cfg: Compression, notes: list[str], progress: Progress | None) -> Iterator[LayerView]:
     for index in range(kv.n_layers):
-        layer = view(kv, index, cfg.key_space)
+        layer = view(kv, index, cfg.key_space, notes)
         check_keys(layer)
         yield layer
         if progress:
@@ -117,7 +150,7 @@ def _plan_heads(
     kv: KVCache, cfg: Compression, policy: policies.Policy, keep: int, tau: float, progress: Progress | None
 ) -> Plan:
     plan = Plan(np.empty((kv.n_layers, kv.n_head_kv, kv.n_cells), dtype=np.bool_))
-    for layer in _checked_views(kv, cfg, progress):
+    for layer in _checked_views(kv, cfg, plan.notes, progress):
         with plan.timed("score"):
             always = select.protected(layer.positions, kv.n_tokens, cfg.n_sink, cfg.n_recent)
             retained = select.top(policy.score(layer), keep, always)
@@ -155,7 +188,7 @@ def _plan_cells(
     plan = Plan(np.empty((kv.n_layers, kv.n_head_kv, kv.n_cells), dtype=np.bool_))
     always = select.protected(positions, kv.n_tokens, cfg.n_sink, cfg.n_recent)
     ballot = select.Ballot(kv.n_cells)
-    for layer in _checked_views(kv, cfg, progress):
+    for layer in _checked_views(kv, cfg, plan.notes, progress):
         with plan.timed("score"):
             layer_scores = policy.score(layer)
             ballot.add(select.top(layer_scores, keep, np.broadcast_to(always, layer_scores.shape)), layer_scores)
@@ -190,4 +223,5 @@ def compress(kv: KVCache, cfg: Compression, tau: float, progress: Progress | Non
         tau=tau,
         key_space=cfg.key_space,
         backend=plan.backend,
+        notes=tuple(plan.notes),
     )

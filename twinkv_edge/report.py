@@ -41,6 +41,7 @@ class CompressionReport:
         resident_before, resident_after: Bytes of the cache in memory.
         policy, repair, layout, tau, key_space: The settings that were used, tau resolved.
         backend: Which twin kernel ran ("" when none was needed).
+        notes: What was not done as asked, in words: a shrunk window, for instance. Each is warned of, too.
     """
 
     n_before: int
@@ -60,6 +61,7 @@ class CompressionReport:
     tau: float | None = None
     key_space: str = "rope"
     backend: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def total_seconds(self) -> float:

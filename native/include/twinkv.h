@@ -158,14 +158,19 @@ TWINKV_API twinkv_status twinkv_tap_read_k(const twinkv_tap* tap, int32_t index,
 TWINKV_API twinkv_status twinkv_tap_read_v(const twinkv_tap* tap, int32_t index, int64_t first, int64_t n,
                                            int n_threads, float* dst);
 
+/* Whether queries of a layer are captured (they are unless told otherwise). */
+TWINKV_API twinkv_status twinkv_tap_watch(twinkv_tap* tap, int32_t index, bool watched);
+
 /* Capture of queries. window: keep the last `window` queries (after RoPE) of every layer; 0 turns it off.
- * statistics: running mean and covariance of queries before RoPE, of tokens at positions >= skip. */
-TWINKV_API twinkv_status twinkv_tap_capture(twinkv_tap* tap, int32_t window, bool statistics, int32_t skip);
+ * statistics: running mean and covariance of queries before RoPE, of tokens at positions >= skip. n_threads: for the
+ * sums, 0 = as many as the machine has. Captured queries are forgotten when window, statistics or skip change. */
+TWINKV_API twinkv_status twinkv_tap_capture(twinkv_tap* tap, int32_t window, bool statistics, int32_t skip,
+                                            int32_t n_threads);
 /* Forgets everything captured (not the layers). */
 TWINKV_API void twinkv_tap_reset(twinkv_tap* tap);
-/* Tokens at positions >= pos were taken back: their queries are forgotten. Statistics cannot be taken back:
- * they are dropped when they contain such a token. */
-TWINKV_API void twinkv_tap_rollback(twinkv_tap* tap, int32_t pos);
+/* Tokens at positions >= pos were taken back: their queries are forgotten, and taken off the statistics as long as the
+ * window still holds them; otherwise the statistics are dropped. */
+TWINKV_API twinkv_status twinkv_tap_rollback(twinkv_tap* tap, int32_t pos);
 /* Number of window queries held for a layer (<= window). */
 TWINKV_API int64_t twinkv_tap_window_size(const twinkv_tap* tap, int32_t index);
 /* queries [size, n_head, head_dim_k] oldest first, positions [size]; size as told by twinkv_tap_window_size.
@@ -189,6 +194,11 @@ TWINKV_API const char* twinkv_tap_take_failure(twinkv_tap* tap);
 TWINKV_API twinkv_status twinkv_unrotate(const twinkv_rope* rope, const float* freq_factors, int32_t hadamard,
                                          float* rows, const int32_t* positions, int64_t n, int32_t n_head,
                                          int32_t head_dim, int n_threads);
+
+/* Mean over positions first .. first + n - 1 of what RoPE multiplies the rotary pairs by: cosines and sines
+ * [n_dims / 2], YaRN's magnitude included. */
+TWINKV_API twinkv_status twinkv_mean_rotation(const twinkv_rope* rope, const float* freq_factors, int32_t first,
+                                              int64_t n, double* cosines, double* sines);
 
 /* ---- memory: what the cache occupies, and giving it back (native/memory) ---------------------------------
  */

@@ -43,11 +43,7 @@ nb::dict layer_dict(const Tap& t, int32_t index) {
     return d;
 }
 
-void unrotate(nb::dict rope, std::vector<float> freq_factors, int32_t hadamard, Array<float, nb::ndim<3>> rows,
-              Array<const int32_t, nb::ndim<2>> positions, int n_threads) {
-    if (positions.shape(0) != rows.shape(0) || positions.shape(1) != rows.shape(1)) {
-        throw nb::value_error("positions must be [n, n_head] for rows [n, n_head, head_dim]");
-    }
+twinkv_rope rope_of(const nb::dict& rope, const std::vector<float>& freq_factors) {
     twinkv_rope r{};
     r.n_dims = nb::cast<int32_t>(rope["n_dims"]);
     r.mode = nb::cast<int32_t>(rope["mode"]);
@@ -62,10 +58,28 @@ void unrotate(nb::dict rope, std::vector<float> freq_factors, int32_t hadamard, 
     if (r.has_freq_factors && int64_t(freq_factors.size()) != r.n_dims / 2) {
         throw nb::value_error("freq_factors must be [n_dims / 2]");
     }
+    return r;
+}
+
+void unrotate(nb::dict rope, std::vector<float> freq_factors, int32_t hadamard, Array<float, nb::ndim<3>> rows,
+              Array<const int32_t, nb::ndim<2>> positions, int n_threads) {
+    if (positions.shape(0) != rows.shape(0) || positions.shape(1) != rows.shape(1)) {
+        throw nb::value_error("positions must be [n, n_head] for rows [n, n_head, head_dim]");
+    }
+    const twinkv_rope r = rope_of(rope, freq_factors);
     call([&] {
         return twinkv_unrotate(&r, freq_factors.data(), hadamard, rows.data(), positions.data(), int64_t(rows.shape(0)),
                                int32_t(rows.shape(1)), int32_t(rows.shape(2)), n_threads);
     });
+}
+
+void mean_rotation(nb::dict rope, std::vector<float> freq_factors, int32_t first, int64_t n,
+                   Array<double, nb::ndim<1>> cosines, Array<double, nb::ndim<1>> sines) {
+    const twinkv_rope r = rope_of(rope, freq_factors);
+    if (int64_t(cosines.shape(0)) != r.n_dims / 2 || cosines.shape(0) != sines.shape(0)) {
+        throw nb::value_error("cosines and sines must be [n_dims / 2]");
+    }
+    check(twinkv_mean_rotation(&r, freq_factors.data(), first, n, cosines.data(), sines.data()));
 }
 
 } // namespace
@@ -83,14 +97,17 @@ void bind_tap(nb::module_& m) {
                  return what ? nb::object(nb::str(what)) : nb::none();
              })
         .def(
+            "watch", [](Tap& t, int32_t index, bool watched) { check(twinkv_tap_watch(t.tap, index, watched)); },
+            "index"_a, "watched"_a)
+        .def(
             "capture",
-            [](Tap& t, int32_t window, bool statistics, int32_t skip) {
-                check(twinkv_tap_capture(t.tap, window, statistics, skip));
+            [](Tap& t, int32_t window, bool statistics, int32_t skip, int32_t n_threads) {
+                check(twinkv_tap_capture(t.tap, window, statistics, skip, n_threads));
             },
-            "window"_a, "statistics"_a, "skip"_a = 4)
+            "window"_a, "statistics"_a, "skip"_a = 4, "n_threads"_a = 0)
         .def("reset", [](Tap& t) { twinkv_tap_reset(t.tap); })
         .def(
-            "rollback", [](Tap& t, int32_t pos) { twinkv_tap_rollback(t.tap, pos); }, "pos"_a)
+            "rollback", [](Tap& t, int32_t pos) { check(twinkv_tap_rollback(t.tap, pos)); }, "pos"_a)
         .def(
             "read_k",
             [](Tap& t, int32_t index, int64_t first, Array<float, nb::ndim<3>> dst, int n_threads) {
@@ -157,4 +174,5 @@ void bind_tap(nb::module_& m) {
             },
             "index"_a, "first_free"_a);
     m.def("unrotate", &unrotate, "rope"_a, "freq_factors"_a, "hadamard"_a, "rows"_a, "positions"_a, "n_threads"_a = 0);
+    m.def("mean_rotation", &mean_rotation, "rope"_a, "freq_factors"_a, "first"_a, "n"_a, "cosines"_a, "sines"_a);
 }

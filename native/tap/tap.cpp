@@ -151,12 +151,12 @@ bool ask(twinkv_tap& tap, ggml_tensor* t) {
         }
         layer->facts.softcap = float_param(t, 2);
         learn_v(*layer, t->src[2], false);
-        return put_mask(tap, *layer, t, 3) || tap.capturing();
+        return put_mask(tap, *layer, t, 3) || (tap.capturing() && layer->watched);
     }
     if (t->op == GGML_OP_MUL_MAT) {
         if (Layer* layer = learn_k(tap, t->src[0], t->src[1], 0.0f)) {
             tap.current = layer;
-            return tap.capturing();
+            return tap.capturing() && layer->watched;
         }
         if (tap.current) {
             // V behind a CONT is stored by rows; a direct view is the transposed store
@@ -178,7 +178,7 @@ void done(twinkv_tap& tap, ggml_tensor* t) {
     }
     const bool flash = t->op == GGML_OP_FLASH_ATTN_EXT;
     auto it = tap.layers.find(cache_layer(root(t->src[flash ? 1 : 0]), 'k'));
-    if (it != tap.layers.end() && tap.capturing()) {
+    if (it != tap.layers.end() && tap.capturing() && it->second.watched) {
         capture_queries(tap, it->second, t->src[flash ? 0 : 1]);
     }
 }
@@ -249,6 +249,10 @@ twinkv_status twinkv_tap_layer(const twinkv_tap* tap, int32_t index, twinkv_laye
         *out = tap->at(index).facts;
         require(tap->at(index).v != nullptr, "the layer's V cache was not seen in the graph", TWINKV_EUNSUPPORTED);
     });
+}
+
+twinkv_status twinkv_tap_watch(twinkv_tap* tap, int32_t index, bool watched) {
+    return guard([&] { tap->at(index).watched = watched; });
 }
 
 twinkv_status twinkv_tap_freq_factors(const twinkv_tap* tap, int32_t index, float* factors, int64_t n) {

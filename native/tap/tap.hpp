@@ -1,5 +1,5 @@
-// The tap's own data. The C face is in twinkv.h; discovery in tap.cpp, queries in capture.cpp, masks in
-// mask.cpp.
+// The tap's own data. The C face is in twinkv.h; discovery in tap.cpp, queries in capture.cpp and
+// statistics.cpp, masks in mask.cpp.
 #pragma once
 
 #include "core/status.hpp"
@@ -23,19 +23,15 @@ struct QueryWindow {
     void clear() { next = size = 0; }
 };
 
-// Sums over queries, in double: mean and covariance are read out of them.
+// Sums over queries before RoPE, from which mean and covariance are read.
 struct QueryStatistics {
     int64_t count = 0;
     int32_t max_pos = -1;
-    std::vector<double> sum;   // [n_head, d]
-    std::vector<double> outer; // [n_head, d, d], upper triangle filled
-
-    void clear() {
-        count = 0;
-        max_pos = -1;
-        sum.clear();
-        outer.clear();
-    }
+    // Mean of the first batch, [n_head, d]: it is taken off every query, so that nothing cancels where queries are
+    // far from zero and close to each other.
+    std::vector<float> pivot;
+    std::vector<double> sum;  // [n_head, d]
+    std::vector<float> outer; // [n_head, d (d + 1) / 2]: upper triangles, row by row
 };
 
 // Cells a layer's heads must not see.
@@ -59,6 +55,7 @@ struct Layer {
     const ggml_tensor* k = nullptr; // the whole cache tensors
     const ggml_tensor* v = nullptr;
     std::vector<float> freq_factors;
+    bool watched = true; // its queries are captured
     QueryWindow window;
     QueryStatistics statistics;
     HiddenCells mask;
@@ -76,6 +73,7 @@ struct twinkv_tap {
     int32_t window = 0;
     bool statistics = false;
     int32_t skip = 0;
+    int32_t n_threads = 0;          // for the work on captured queries; 0: as many as the machine has
     std::vector<int32_t> positions; // of the batch running now, read from the graph's ROPE nodes
     twinkv::StandIn stand_in;
     std::string failure;
@@ -89,6 +87,13 @@ struct twinkv_tap {
 namespace twinkv {
 
 void capture_queries(twinkv_tap& tap, Layer& layer, const ggml_tensor* q);
+// rows [n, n_head, d] as attention sees them at these positions; they are un-rotated in place.
+void add_statistics(Layer& layer, std::vector<float>& rows, const std::vector<int32_t>& positions, int32_t skip,
+                    int n_threads);
+// The tokens at positions >= pos are taken back, and rows are their queries: all of them, or the statistics are
+// dropped.
+void subtract_statistics(Layer& layer, std::vector<float>& rows, const std::vector<int32_t>& positions, int32_t pos,
+                         int32_t skip, int n_threads);
 // Puts the layer's per-head mask in place of node->src[slot]; false when the layer hides nothing.
 bool put_mask(twinkv_tap& tap, const Layer& layer, ggml_tensor* node, int slot);
 void take_mask_out(twinkv_tap& tap);

@@ -12,16 +12,29 @@ from typing import Any
 
 from ..errors import InputError
 from .base import LayerView, Needs, Policy
+from .expected_attention import ExpectedAttention
 from .keydiff import KeyDiff
 from .knorm import KNorm
 from .none import NoEviction
 from .random import Random
+from .snapkv import SnapKV
 from .streaming_llm import StreamingLLM
+from .tova import TOVA
 from .twinkv import TwinKV
 
 __all__ = ["LayerView", "Needs", "Policy", "available", "create", "names", "register"]
 
-_BUILT_IN: tuple[type[Policy], ...] = (StreamingLLM, KNorm, KeyDiff, TwinKV, Random, NoEviction)
+_BUILT_IN: tuple[type[Policy], ...] = (
+    StreamingLLM,
+    SnapKV,
+    ExpectedAttention,
+    TOVA,
+    KNorm,
+    KeyDiff,
+    TwinKV,
+    Random,
+    NoEviction,
+)
 _registered: dict[str, type[Policy]] = {cls.name: cls for cls in _BUILT_IN}
 
 

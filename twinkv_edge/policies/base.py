@@ -6,26 +6,57 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
+
+from ..errors import CacheStateError
+from ..key_space import NO_ROTATION, Rotation
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int32]
 
 
+class Window(NamedTuple):
+    queries: FloatArray
+    positions: IntArray
+
+
+class Statistics(NamedTuple):
+    mean: npt.NDArray[np.float64]
+    covariance: npt.NDArray[np.float64]
+
+
 @dataclass(frozen=True)
 class Needs:
-    """What must be captured during prefill for a policy. Keys, values and positions are always there."""
+    """What must be captured while the prompt is evaluated. Keys, values and positions are always there.
+
+    Attributes:
+        query_window: Queries of so many of the last tokens.
+        query_statistics: Mean and covariance of the queries of all tokens but the first few.
+    """
 
     query_window: int = 0
     query_statistics: bool = False
+
+    def __or__(self, other: Needs) -> Needs:
+        """What both need."""
+        return Needs(
+            max(self.query_window, other.query_window),
+            self.query_statistics or other.query_statistics,
+        )
+
+
+def _not_captured(*_: object) -> NoReturn:
+    raise CacheStateError("this view of the cache carries no queries")
 
 
 @dataclass
 class LayerView:
     """One layer of the cache as a policy sees it. Everything is read when first asked for.
+
+    H is the number of KV heads in the view, n_head of query heads: query head i reads KV head i // group.
 
     Attributes:
         index: Number of the layer among the evictable ones, from 0; `n_layers` of them.
@@ -33,6 +64,9 @@ class LayerView:
         n_tokens: Tokens of the conversation so far; the next one stands at this position.
         group: Query heads per KV head (GQA group).
         kq_scale: What attention multiplies query-key products by.
+        softcap: Attention caps its logits as softcap * tanh(logit / softcap); 0: it does not.
+        rotation: How keys and queries were rotated.
+        notes: What the user should know of how the scores came about; see `note`.
     """
 
     index: int
@@ -44,6 +78,11 @@ class LayerView:
     read_keys: Callable[[], FloatArray] = field(repr=False)
     read_values: Callable[[], FloatArray] = field(repr=False)
     transform_keys: Callable[[FloatArray], FloatArray] = field(repr=False, default=lambda keys: keys)
+    read_window: Callable[[int], Window] = field(repr=False, default=_not_captured)
+    read_statistics: Callable[[], Statistics] = field(repr=False, default=_not_captured)
+    softcap: float = 0.0
+    rotation: Rotation = NO_ROTATION
+    notes: list[str] = field(default_factory=list)
 
     @cached_property
     def keys(self) -> FloatArray:
@@ -60,12 +99,40 @@ class LayerView:
         """The keys in the key space in which twins are looked for, float32 [H, n, d or d/2]."""
         return self.transform_keys(self.keys)
 
+    def last_queries(self, window: int) -> Window:
+        """Queries of the last `window` tokens, as attention used them (after RoPE): queries float32 [w, n_head, d] and
+        their tokens' positions int32 [w], ascending up to n_tokens - 1.
+
+        w is smaller than `window` where the conversation is shorter or earlier queries were not seen; the user is told.
+        The policy must ask for them: `needs = Needs(query_window=...)`.
+
+        Raises:
+            CacheStateError: No query of the last token was captured.
+        """
+        return self.read_window(window)
+
+    @cached_property
+    def query_statistics(self) -> Statistics:
+        """Mean float64 [n_head, d] and covariance float64 [n_head, d, d] of the queries before RoPE, over all tokens
+        but the first 4. The policy must ask for them: `needs = Needs(query_statistics=True)`.
+
+        Raises:
+            CacheStateError: Not every token's query was captured.
+        """
+        return self.read_statistics()
+
+    def note(self, text: str) -> None:
+        """Tells the user something about these scores: a warning, and a line of the report."""
+        if text not in self.notes:
+            self.notes.append(text)
+
 
 class Policy(ABC):
     """Scores tokens; higher means keep.
 
     A policy only scores. Sinks and recent tokens, the budget, ties (the lower position wins) and the repair are not its
-    business. Options are keyword arguments of __init__.
+    business. Options are keyword arguments of __init__; those that are named as a setting of `Compression` (n_sink,
+    local_window, tau) take its value unless given.
     """
 
     name: ClassVar[str]
