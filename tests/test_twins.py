@@ -163,7 +163,7 @@ def test_bad_input_is_refused(call):
 
 def test_auto_takes_the_first_that_runs(monkeypatch):
     assert twins.active_backend() == "native"
-    monkeypatch.setattr("twinkv_edge.backends.native._reason", "not built")
+    monkeypatch.setattr("twinkv_edge.backends.native.reason", "not built")
     monkeypatch.setattr(twins, "_warned", set())
     with pytest.warns(RuntimeWarning, match="not built"):
         assert twins.active_backend() == "numba"

@@ -19,7 +19,17 @@ import numpy.typing as npt
 from .backends import KeyBatch
 from .errors import InputError
 
-__all__ = ["BACKENDS", "active_backend", "best_twin", "invalid_keys", "twin_counts", "unavailable"]
+__all__ = [
+    "BACKENDS",
+    "active_backend",
+    "best_twin",
+    "invalid_keys",
+    "isa",
+    "isas",
+    "set_isa",
+    "twin_counts",
+    "unavailable",
+]
 
 BACKENDS = ("native", "numba", "numpy", "ggml", "cuda")
 _AUTO = ("native", "numba", "numpy")  # in order of preference; the others are asked for by name
@@ -116,6 +126,33 @@ def active_backend(backend: str = "auto") -> str:
             return name
         _warn_once(f"twinkv_edge: {reason}; the twin kernels fall back on a slower backend")
     raise InputError("no backend can run here")  # unreachable: numpy always can
+
+
+def isas() -> dict[str, bool]:
+    """Instruction sets the native kernels are built for, best first; whether this processor has them."""
+    return dict(_native().isas())
+
+
+def isa() -> str:
+    """The instruction set in use: the best, unless TWINKV_ISA or :func:`set_isa` name another."""
+    name: str = _native().isa()
+    return name
+
+
+def set_isa(name: str | None) -> None:
+    """Makes the native kernels use one instruction set of :func:`isas`; None goes back to the best.
+
+    Results are the same with each. Raises InputError for a name that is not built in or that this processor does
+    not have.
+    """
+    _native().set_isa(name)
+
+
+def _native() -> Any:
+    reason = unavailable("native")
+    if reason is not None:
+        raise InputError(reason)
+    return importlib.import_module(f"{__package__}._native")
 
 
 _warned: set[str] = set()

@@ -270,6 +270,14 @@ TWINKV_API twinkv_status twinkv_evict_in_place(struct llama_context* ctx, const 
 /* For tests of the way back: the next n states handed to llama.cpp are spoiled first, so that it refuses them. */
 TWINKV_API void twinkv_test_spoil_states(int n);
 
+/* The instruction sets the kernels are built for, best first: NULL past the last. supported may be NULL. */
+TWINKV_API const char* twinkv_isa_name(int index, bool* supported);
+
+/* The one in use: the best supported, unless the environment variable TWINKV_ISA or twinkv_set_isa() names
+ * another (NULL: the best again). Results are the same with each. */
+TWINKV_API twinkv_status twinkv_isa(const char** isa);
+TWINKV_API twinkv_status twinkv_set_isa(const char* isa);
+
 #ifdef __cplusplus
 }
 #endif

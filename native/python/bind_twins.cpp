@@ -89,4 +89,20 @@ void bind_twins(nb::module_& m) {
         },
         "keys"_a, "positions"_a.none(), "retained"_a, "consistent"_a, "tau"_a, "local_window"_a, "n_sink"_a,
         "n_recent"_a, "n_threads"_a, "stats"_a);
+    m.def("isas", [] { // name -> whether this processor has it, best first
+        nb::dict out;
+        bool supported = false;
+        for (int i = 0; const char* isa = twinkv_isa_name(i, &supported); ++i) {
+            out[isa] = supported;
+        }
+        return out;
+    });
+    m.def("isa", [] {
+        const char* isa = nullptr;
+        check(twinkv_isa(&isa));
+        return isa;
+    });
+    m.def(
+        "set_isa", [](std::optional<std::string> isa) { check(twinkv_set_isa(isa ? isa->c_str() : nullptr)); },
+        "isa"_a.none());
 }

@@ -11,6 +11,7 @@ namespace {
 // f(head, threads for it). Many heads run side by side; a few are shared by all threads, one after the other,
 // so that scratch stays O(n d) per thread.
 template <class F> void for_each_head(int64_t n_heads, int n_threads, F&& f) {
+    const ScratchScope scratch;
     n_threads = resolve_threads(n_threads);
     if (n_threads > 1 && n_heads >= 2 * int64_t(n_threads)) {
         parallel_for(n_heads, n_threads, [&](int64_t h) { f(h, 1); });
@@ -43,8 +44,7 @@ twinkv_status twinkv_twin_counts(const twinkv_keys* keys, float tau, int64_t loc
         twinkv::check_tau(tau);
         twinkv::for_each_head(keys->n_heads, n_threads, [&](int64_t h, int threads) {
             const auto head = twinkv::load_head(*keys, h, local_window, threads);
-            const auto result = twinkv::twin_counts(head, tau, threads);
-            std::copy(result.begin(), result.end(), counts + h * keys->n);
+            twinkv::twin_counts({head, threads}, tau, counts + h * keys->n);
         });
     });
 }
@@ -55,8 +55,7 @@ twinkv_status twinkv_best_twin(const twinkv_keys* keys, const uint8_t* retained,
         twinkv::check(keys, local_window);
         twinkv::for_each_head(keys->n_heads, n_threads, [&](int64_t h, int threads) {
             const auto head = twinkv::load_head(*keys, h, local_window, threads);
-            const auto result = twinkv::best_twin(head, retained + h * keys->n, threads);
-            std::copy(result.begin(), result.end(), best + h * keys->n);
+            twinkv::best_twin({head, threads}, retained + h * keys->n, INFINITY, INFINITY, best + h * keys->n);
         });
     });
 }
@@ -85,7 +84,7 @@ twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_repair_params*
         std::vector<uint8_t> result(retained, retained + keys->n_heads * keys->n);
         twinkv::for_each_head(keys->n_heads, n_threads, [&](int64_t h, int threads) {
             const auto head = twinkv::load_head(*keys, h, params->local_window, threads);
-            stats[h] = twinkv::repair(head, *params, threads, result.data() + h * keys->n);
+            stats[h] = twinkv::repair({head, threads}, *params, result.data() + h * keys->n);
         });
         std::copy(result.begin(), result.end(), retained);
     });

@@ -3,6 +3,9 @@
 #include "core/parallel.hpp"
 #include "core/status.hpp"
 
+#include "twins/kernels.hpp"
+
+#include "ggml-cpu.h"
 #include "ggml.h"
 
 #include <cmath>
@@ -14,8 +17,8 @@ namespace {
 
 constexpr int64_t rows_per_task = 256;
 
-// Normalizes src into dst; false (and zeros) when the key has no direction.
-bool normalize(const float* src, int64_t d, float* dst) {
+// Normalizes src into dst as the definition says; false (and zeros) when the key has no direction.
+bool normalize_in_order(const float* src, int64_t d, float* dst) {
     double square = 0;
     for (int64_t k = 0; k < d; ++k) {
         square += double(src[k]) * double(src[k]);
@@ -31,13 +34,20 @@ bool normalize(const float* src, int64_t d, float* dst) {
     return true;
 }
 
+void f16_to_float(const void* src, float* dst, int64_t n) {
+    static const bool ready = (ggml_cpu_init(), true); // the tables it looks the last few values up in
+    (void)ready;
+    ggml_cpu_fp16_to_fp32(static_cast<const ggml_fp16_t*>(src), dst, n);
+}
+
 void load_positions(const twinkv_keys& keys, int64_t head, Head& out) {
     out.pos.resize(size_t(out.n));
     for (int64_t i = 0; i < out.n; ++i) {
         out.pos[size_t(i)] = keys.positions ? keys.positions[head * keys.position_stride + i] : int32_t(i);
-        require(i == 0 || out.pos[size_t(i)] > out.pos[size_t(i - 1)],
-                "positions must ascend: token " + std::to_string(i) + " of head " + std::to_string(head) +
-                    " does not stand after the one before it");
+        if (i > 0 && out.pos[size_t(i)] <= out.pos[size_t(i - 1)]) {
+            throw Error(TWINKV_EINVAL, "positions must ascend: token " + std::to_string(i) + " of head " +
+                                           std::to_string(head) + " does not stand after the one before it");
+        }
     }
 }
 
@@ -65,7 +75,10 @@ Head load_head(const twinkv_keys& keys, int64_t head, int64_t window, int n_thre
     out.khat = AlignedArray<float>(size_t(out.n * out.ld));
     out.valid.resize(size_t(out.n));
     const auto type = ggml_type(keys.type);
-    const auto to_float = type == GGML_TYPE_F32 ? nullptr : ggml_get_type_traits(type)->to_float;
+    const auto to_float = type == GGML_TYPE_F32   ? nullptr
+                          : type == GGML_TYPE_F16 ? f16_to_float // ggml's own for the others are fast
+                                                  : ggml_get_type_traits(type)->to_float;
+    const Kernels& kernels = active_kernels();
     const auto* base = static_cast<const uint8_t*>(keys.data) + size_t(head) * keys.head_stride;
     parallel_for((out.n + rows_per_task - 1) / rows_per_task, n_threads, [&](int64_t task) {
         std::vector<float> plain(size_t(out.d)); // one key as float32
@@ -78,7 +91,8 @@ Head load_head(const twinkv_keys& keys, int64_t head, int64_t window, int n_thre
                 std::memcpy(plain.data(), src, size_t(out.d) * sizeof(float)); // src may be misaligned
             }
             float* dst = out.khat.data() + i * out.ld;
-            out.valid[size_t(i)] = normalize(plain.data(), out.d, dst);
+            out.valid[size_t(i)] =
+                kernels.normalize(plain.data(), out.d, dst) || normalize_in_order(plain.data(), out.d, dst);
             std::memset(dst + out.d, 0, size_t(out.ld - out.d) * sizeof(float));
         }
     });

@@ -3,35 +3,12 @@
 #pragma once
 
 #include "twinkv.h"
+#include "twins/scratch.hpp"
 
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <vector>
 
 namespace twinkv {
-
-// Memory aligned to a cache line and to the widest vector; contents not initialized.
-template <class T> class AlignedArray {
-  public:
-    AlignedArray() = default;
-    explicit AlignedArray(size_t size) {
-        const size_t bytes = (size * sizeof(T) + 63) / 64 * 64;
-        data_.reset(static_cast<T*>(std::aligned_alloc(64, bytes == 0 ? 64 : bytes)));
-        if (!data_) {
-            throw std::bad_alloc();
-        }
-    }
-    T* data() { return data_.get(); }
-    const T* data() const { return data_.get(); }
-
-  private:
-    struct Free {
-        void operator()(T* p) const { std::free(p); }
-    };
-    std::unique_ptr<T, Free> data_;
-};
 
 struct Head {
     int64_t n = 0, d = 0;

@@ -2,6 +2,7 @@
 #include "twins/twins.hpp"
 
 #include <algorithm>
+#include <limits>
 
 namespace twinkv {
 namespace {
@@ -31,19 +32,35 @@ Candidates judge(const Head& head, const twinkv_repair_params& params, const std
 
 // How many rows of twins are looked up at once: enough for the kernels to run at speed, few enough for
 // memory.
-constexpr size_t rows_at_once = 64;
+constexpr size_t rows_at_once = 512;
+
+// f(column) for every bit set in a row of twins.
+template <class F> void for_each_twin(const uint32_t* row, int64_t words, F&& f) {
+    for (int64_t w = 0; w < words; ++w) {
+        for (uint32_t bits = row[w]; bits != 0; bits &= bits - 1) {
+            f(size_t(w * tile_size + __builtin_ctz(bits)));
+        }
+    }
+}
+
+Packed pack_columns(const Context& context, std::vector<int32_t> token) {
+    return pack(context.head, context.kernels, context.center, std::move(token), Side::panels, context.n_threads);
+}
 
 // Orphans that come in, most severe first, each unless a twin of its own came in before it; `limit` at most.
-std::vector<int32_t> admit(const Head& head, float tau, const std::vector<int32_t>& by_severity, size_t limit,
-                           int n_threads) {
-    std::vector<int32_t> columns = by_severity;
-    std::sort(columns.begin(), columns.end());
-    std::vector<uint8_t> covered(columns.size(), 0);
-    std::vector<size_t> column_of(size_t(head.n), 0);
-    for (size_t c = 0; c < columns.size(); ++c) {
-        column_of[size_t(columns[c])] = c;
-    }
+std::vector<int32_t> admit(const Context& context, float tau, const std::vector<int32_t>& by_severity, size_t limit) {
     std::vector<int32_t> admitted;
+    if (limit == 0) {
+        return admitted;
+    }
+    std::vector<int32_t> tokens = by_severity;
+    std::sort(tokens.begin(), tokens.end());
+    std::vector<size_t> column_of(size_t(context.head.n), 0);
+    for (size_t c = 0; c < tokens.size(); ++c) {
+        column_of[size_t(tokens[c])] = c;
+    }
+    std::vector<uint8_t> covered(tokens.size(), 0); // a twin came in
+    const Packed columns = pack_columns(context, std::move(tokens));
     for (size_t next = 0; next < by_severity.size() && admitted.size() < limit;) {
         std::vector<int32_t> rows;
         for (; next < by_severity.size() && rows.size() < rows_at_once; ++next) {
@@ -51,15 +68,13 @@ std::vector<int32_t> admit(const Head& head, float tau, const std::vector<int32_
                 rows.push_back(by_severity[next]);
             }
         }
-        const auto bits = twin_rows(head, rows, columns, tau, n_threads);
+        const TwinRows twins = twin_rows(context, rows, columns, tau);
         for (size_t r = 0; r < rows.size() && admitted.size() < limit; ++r) {
             if (covered[column_of[size_t(rows[r])]]) {
                 continue;
             }
             admitted.push_back(rows[r]);
-            for (size_t c = 0; c < columns.size(); ++c) {
-                covered[c] |= bits[r * columns.size() + c];
-            }
+            for_each_twin(twins.row(r), twins.words, [&](size_t c) { covered[c] = 1; });
         }
     }
     return admitted;
@@ -68,45 +83,42 @@ std::vector<int32_t> admit(const Head& head, float tau, const std::vector<int32_
 // Donors that go, oldest first, `limit` at most. One may go while a twin of it stays and while every token
 // that went before it keeps another twin that stays. Admitted orphans have no twin here, so they need no
 // look.
-std::vector<int32_t> release(const Head& head, float tau, std::vector<int32_t> donors, const uint8_t* retained,
-                             size_t limit, int n_threads) {
+std::vector<int32_t> release(const Context& context, float tau, std::vector<int32_t> donors, const uint8_t* retained,
+                             size_t limit) {
+    std::vector<int32_t> released;
+    if (limit == 0) {
+        return released;
+    }
     std::sort(donors.begin(), donors.end());
-    std::vector<int32_t> columns;
-    std::vector<size_t> column_of(size_t(head.n), 0);
-    for (int64_t j = 0; j < head.n; ++j) {
+    std::vector<int32_t> kept;
+    std::vector<size_t> column_of(size_t(context.head.n), 0);
+    for (int64_t j = 0; j < context.head.n; ++j) {
         if (retained[j]) {
-            column_of[size_t(j)] = columns.size();
-            columns.push_back(int32_t(j));
+            column_of[size_t(j)] = kept.size();
+            kept.push_back(int32_t(j));
         }
     }
-    std::vector<uint8_t> stays(columns.size(), 1);
-    std::vector<int32_t> twins_staying(columns.size(), 0); // of tokens that went; set when they go
-    std::vector<int32_t> released;
+    std::vector<uint8_t> stays(kept.size(), 1);
+    std::vector<int32_t> twins_staying(kept.size(), 0); // of tokens that went; set when they go
+    const Packed columns = pack_columns(context, std::move(kept));
     for (size_t next = 0; next < donors.size() && released.size() < limit;) {
         const size_t end = std::min(donors.size(), next + rows_at_once);
         const std::vector<int32_t> rows(donors.begin() + int64_t(next), donors.begin() + int64_t(end));
-        const auto bits = twin_rows(head, rows, columns, tau, n_threads);
+        const TwinRows twins = twin_rows(context, rows, columns, tau);
         for (size_t r = 0; r < rows.size() && released.size() < limit; ++r) {
-            const uint8_t* twin = bits.data() + r * columns.size();
             int32_t staying = 0;
             bool last_copy = false; // of a token that went before
-            for (size_t c = 0; c < columns.size(); ++c) {
-                if (twin[c] && stays[c]) {
-                    ++staying;
-                } else if (twin[c] && twins_staying[c] < 2) {
-                    last_copy = true;
-                    break;
-                }
-            }
+            for_each_twin(twins.row(r), twins.words, [&](size_t c) {
+                staying += stays[c];
+                last_copy |= !stays[c] && twins_staying[c] < 2;
+            });
             if (staying == 0 || last_copy) {
                 continue;
             }
             const size_t self = column_of[size_t(rows[r])];
+            for_each_twin(twins.row(r), twins.words, [&](size_t c) { twins_staying[c] -= !stays[c]; });
             stays[self] = 0;
             twins_staying[self] = staying;
-            for (size_t c = 0; c < columns.size(); ++c) {
-                twins_staying[c] -= (twin[c] && !stays[c]) ? 1 : 0;
-            }
             released.push_back(rows[r]);
         }
         next = end;
@@ -116,13 +128,18 @@ std::vector<int32_t> release(const Head& head, float tau, std::vector<int32_t> d
 
 } // namespace
 
-twinkv_repair_stats repair(const Head& head, const twinkv_repair_params& params, int n_threads, uint8_t* retained) {
-    const auto best = best_twin(head, retained, n_threads);
-    Candidates c = judge(head, params, best, retained);
+twinkv_repair_stats repair(const Context& context, const twinkv_repair_params& params, uint8_t* retained) {
+    // A token that is not retained is an orphan by its exact best below tau or none at all; donors are ranked
+    // by theirs in the paper's mode only.
+    const bool consistent = params.mode == TWINKV_REPAIR_CONSISTENT;
+    std::vector<float> best(size_t(context.head.n));
+    best_twin(context, retained, params.tau, consistent ? params.tau : std::numeric_limits<float>::infinity(),
+              best.data());
+    Candidates c = judge(context.head, params, best, retained);
     twinkv_repair_stats stats{0, int64_t(c.orphans.size()), int64_t(c.donors.size())};
-    if (params.mode == TWINKV_REPAIR_CONSISTENT) {
-        c.orphans = admit(head, params.tau, c.orphans, c.donors.size(), n_threads);
-        c.donors = release(head, params.tau, c.donors, retained, c.orphans.size(), n_threads);
+    if (consistent) {
+        c.orphans = admit(context, params.tau, c.orphans, c.donors.size());
+        c.donors = release(context, params.tau, c.donors, retained, c.orphans.size());
     }
     const size_t m = std::min(c.orphans.size(), c.donors.size());
     for (size_t s = 0; s < m; ++s) {

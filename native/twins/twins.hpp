@@ -1,22 +1,40 @@
 // The operations on one head that the repair is made of.
 #pragma once
 
-#include "twins/head.hpp"
+#include "twins/pack.hpp"
 
 #include <vector>
 
 namespace twinkv {
 
-std::vector<int32_t> twin_counts(const Head& head, float tau, int n_threads);
+// A head, the kernels that work on it, and what they need to know of it.
+struct Context {
+    const Head& head;
+    const Kernels& kernels;
+    Center center;
+    int n_threads;
 
-// retained [n]
-std::vector<float> best_twin(const Head& head, const uint8_t* retained, int n_threads);
+    Context(const Head& head, int n_threads)
+        : head(head), kernels(active_kernels()), center(center_of(head, kernels)), n_threads(n_threads) {}
+};
 
-// bits [rows, columns]: 1 where the two tokens are twins with sim >= tau. columns in order of position.
-std::vector<uint8_t> twin_rows(const Head& head, const std::vector<int32_t>& rows, const std::vector<int32_t>& columns,
-                               float tau, int n_threads);
+void twin_counts(const Context& context, float tau, int32_t* counts);
+
+// best [n] over retained [n]. Exact, except that a token whose best is at least `enough` may be given any
+// value from `enough` up to its best (enough_retained: the same for retained tokens). Infinity: exact
+// throughout.
+void best_twin(const Context& context, const uint8_t* retained, float enough, float enough_retained, float* best);
+
+// Rows of bits: which of the columns (in order of position) are twins of a row, with sim >= tau.
+struct TwinRows {
+    int64_t words = 0; // of 32 columns, per row
+    std::vector<uint32_t> bits;
+    const uint32_t* row(size_t r) const { return bits.data() + r * size_t(words); }
+};
+
+TwinRows twin_rows(const Context& context, const std::vector<int32_t>& rows, const Packed& columns, float tau);
 
 // Rewrites retained [n] within its budget.
-twinkv_repair_stats repair(const Head& head, const twinkv_repair_params& params, int n_threads, uint8_t* retained);
+twinkv_repair_stats repair(const Context& context, const twinkv_repair_params& params, uint8_t* retained);
 
 } // namespace twinkv

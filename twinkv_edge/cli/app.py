@@ -13,6 +13,7 @@ from .._version import __version__
 from ..errors import TwinKVError
 from . import bench
 from .ask import ask
+from .chat import chat
 from .models import models
 from .output import fail
 from .policies import policies
@@ -48,6 +49,7 @@ def _top(
 
 
 app.command()(ask)
+app.command()(chat)
 app.command()(models)
 app.command()(policies)
 app.add_typer(bench.app, name="bench")
@@ -67,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TwinKVError as e:
         fail(str(e), as_json=as_json)
         return FAILED
-    except BrokenPipeError:  # the reader went away, as `| head` does; nothing more can be said to it
+    except (BrokenPipeError, SystemExit):  # typer makes the one into the other
+        # the reader went away, as `| head` does: whatever is still buffered goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort):

@@ -14,8 +14,11 @@ from ..errors import InputError
 from .documents import read_document
 from .options import AnswerOptions, AsJson, CompressionOptions, ModelOptions, grouped
 from .output import megabytes, note, print_json, progress, share, stderr_console, table, times_faster
+from .room import cells_for, check_model
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ..llama import CompressedLlama
     from ..models import ModelFacts
     from ..report import CompressionReport, Footprint
@@ -80,39 +83,22 @@ def prepare(document: str, question: str, settings: Compression, model: ModelOpt
         InputError: Something does not, or is out of range.
         UnsupportedModelError: The model keeps no cache that can be rewritten.
     """
-    from .. import models
-    from .generation import round_up
     from .prompt import ChatPrompt, Vocabulary, question_about, tail_length
 
-    model.check()
     answer.check()
-    path = model.path()
-    facts = models.facts(path)
-    models.require_rewritable(facts, settings.layout)
-    facts.bytes_per_token(model.type_k, model.type_v)
-    vocabulary = Vocabulary.load(path)
+    facts = check_model(model, settings.layout)
+    vocabulary = Vocabulary.load(facts.path)
     prompt = ChatPrompt(vocabulary)
     tokens = prompt.begin([question_about(document, question)])
-    tail = tail_length(prompt, document, question, tokens)
+    tail = tail_length(prompt, document, tokens)
     notes = [] if prompt.has_template else ["the model has no chat template: it gets the plain text"]
     if tail > settings.n_recent:
         notes.append(f"n_recent raised from {settings.n_recent} to {tail}, to cover the question and the template")
         settings = settings.with_(n_recent=tail)
-    n, n_document = len(tokens), len(vocabulary.tokenize(document, special=False))
-    if n >= facts.n_ctx_train:
-        most = facts.n_ctx_train - (n - n_document) - answer.max_tokens
-        raise InputError(
-            f"document and question are {n} tokens, but {facts.name} was trained for {facts.n_ctx_train}: "
-            f"shorten the document from {n_document} to at most {most} tokens, or give a --model trained for more"
-        )
-    needed = n + max(answer.max_tokens, TIMED_TOKENS + 1)
-    if model.n_ctx is not None and model.n_ctx < n:
-        raise InputError(
-            f"document and question are {n} tokens and the cache has {model.n_ctx} cells: give --n-ctx "
-            f"{round_up(needed)}, or leave it out (what is evicted is evicted only after all of it was read)"
-        )
-    settings.budget(n - 1)  # raises when it is too small
-    n_ctx = model.n_ctx or min(round_up(needed), round_up(facts.n_ctx_train))
+    settings.budget(len(tokens) - 1)  # raises when it is too small
+    n_document = len(vocabulary.tokenize(document, special=False))
+    n_more = max(answer.max_tokens, TIMED_TOKENS + 1)
+    n_ctx = cells_for(facts, settings, model, len(tokens), n_document, n_more)
     return Job(settings, facts, vocabulary, tokens, n_document, n_ctx, notes)
 
 
@@ -128,7 +114,7 @@ def run(job: Job, model: ModelOptions, options: AnswerOptions, *, compare: bool,
         n = len(job.tokens) - 1
         with progress("reading", n, "tokens") as done:
             began = time.perf_counter()
-            prefill(llm, job.tokens, done)
+            peak = prefill(llm, job.tokens, done)
             seconds["prefill"] = time.perf_counter() - began
         before, before_ms = llm.footprint(), _timed(llm)
         full = None
@@ -146,7 +132,9 @@ def run(job: Job, model: ModelOptions, options: AnswerOptions, *, compare: bool,
         n_threads = llm.n_threads
     finally:
         llm.close()
-    return _result(job, report, (before, after), (before_ms, after_ms), (said, full), seconds, n_threads)
+    result = _result(job, report, (before, after), (before_ms, after_ms), (said, full), seconds, n_threads)
+    result["cache"]["peak_cells"] = peak
+    return result
 
 
 def _timed(llm: CompressedLlama) -> list[float]:
@@ -215,37 +203,47 @@ def _result(
 
 def show(result: dict[str, Any]) -> None:
     """The table and the lines below it, on stderr."""
-    before, after = result["cache"]["before"], result["cache"]["after"]
     decode, done, seconds = result["decode_ms"], result["compression"], result["seconds"]
-    rows = [("cells per head", f"{before['cells']:,}", f"{after['cells']:,}", share(after["cells"], before["cells"]))]
-    for name, key in (("cache in use, MB", "bytes_used"), ("cache in memory, MB", "bytes_resident")):
-        rows.append((name, megabytes(before[key]), megabytes(after[key]), share(after[key], before[key])))
-    if decode["before"] and decode["after"]:
-        faster = times_faster(decode["before"], decode["after"])
-        rows.append(("decode, ms/token", f"{decode['before']:.1f}", f"{decode['after']:.1f}", f"{faster} as fast"))
     console = stderr_console()
     console.print()
-    console.print(table(("", "before", "after", ""), rows))
+    console.print(_before_and_after(result))
     if done["policy"] == "none":
         line = "policy none: nothing was evicted"
     else:
         line = f"policy {done['policy']}, {done['layout']} layout, " + _repair_line(result)
     console.print(line, soft_wrap=True)
+    if done["n_before"] < done["n_tokens"]:  # some was evicted while reading
+        console.print(
+            f"evicted while reading: of {done['n_tokens']:,} tokens, never more than {result['cache']['peak_cells']:,} "
+            "were in the cache",
+            soft_wrap=True,
+        )
     stages = ", ".join(f"{name} {1e3 * s:.0f} ms" for name, s in done["seconds"].items())
     console.print(
         f"seconds: load {seconds['load']:.1f}, prefill {seconds['prefill']:.1f}, compress {seconds['compress']:.1f} "
         f"({stages}), answer {seconds['answer']:.1f}",
         soft_wrap=True,
     )
-    timed = decode["timed_tokens"]
-    console.print(
-        f"decode: median of {timed[0]} and {timed[1]} tokens, decoded for the clock and taken back; "
-        f"{decode['threads']} threads",
-        soft_wrap=True,
-    )
+    if decode["before"] and decode["after"]:
+        timed = " and ".join(str(n) for n in decode["timed_tokens"])
+        console.print(
+            f"decode: medians of {timed} tokens, decoded for the clock and taken back; {decode['threads']} threads",
+            soft_wrap=True,
+        )
     if result["finish_reason"] in ("length", "context"):
         end = {"length": "at --max-tokens", "context": "because the cache, or the trained length, was full"}
         note(f"the answer stopped {end[result['finish_reason']]}")
+
+
+def _before_and_after(result: dict[str, Any]) -> Table:
+    before, after, decode = result["cache"]["before"], result["cache"]["after"], result["decode_ms"]
+    rows = [("cells per head", f"{before['cells']:,}", f"{after['cells']:,}", share(after["cells"], before["cells"]))]
+    for name, key in (("cache in use, MB", "bytes_used"), ("cache in memory, MB", "bytes_resident")):
+        rows.append((name, megabytes(before[key]), megabytes(after[key]), share(after[key], before[key])))
+    if decode["before"] and decode["after"]:
+        faster = times_faster(decode["before"], decode["after"])
+        rows.append(("decode, ms/token", f"{decode['before']:.1f}", f"{decode['after']:.1f}", f"{faster} as fast"))
+    return table(("", "before", "after", ""), rows)
 
 
 def _repair_line(result: dict[str, Any]) -> str:

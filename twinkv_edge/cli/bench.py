@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from ..compression import Compression
+from ..compression import CHOICES, Compression
 from ..errors import InputError
-from .options import AsJson, ModelOptions, grouped
+from .options import AsJson, ModelOptions, choice, grouped
 from .output import megabytes, print_json, progress, share, table, times_faster
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def evict(
     tokens: Annotated[int, typer.Option(help="Tokens of text to fill the cache with.")] = 6144,
     target_tokens: Annotated[int, typer.Option(help="Tokens that each head keeps.")] = 1024,
     policy: Annotated[str, typer.Option(help="Eviction policy.")] = "knorm",
-    repair: Annotated[str, typer.Option(help="Repair mode.", metavar="[none|paper|consistent]")] = "paper",
+    repair: Annotated[str, typer.Option(help="Repair mode.", metavar=choice(CHOICES["repair"]))] = "paper",
     timed: Annotated[int, typer.Option(help="Tokens to decode for each median.")] = 16,
     json: AsJson = False,
     model: ModelOptions,
@@ -84,12 +84,10 @@ def _show(name: str, model: ModelOptions, result: EvictionResult) -> None:
         soft_wrap=True,
     )
     console.print(table(("", "before", "after", ""), rows))
-    returned = (
-        f"evicted {megabytes(result.bytes_evicted)} MB; came back: {100 * result.cache_returned:.1f} % by the cache"
-    )
+    came_back = f"{100 * result.cache_returned:.1f} % of it by the cache"
     if result.process_returned is not None:
-        returned += f", the whole process {100 * result.process_returned:.1f} %"
-    console.print(returned, soft_wrap=True)
+        came_back += f", {100 * result.process_returned:.1f} % by the whole process"
+    console.print(f"evicted {megabytes(result.bytes_evicted)} MB; came back: {came_back}", soft_wrap=True)
     stages = ", ".join(f"{stage} {s:.2f}" for stage, s in result.seconds.items())
     console.print(
         f"seconds: {stages}; decode: medians of {len(result.decode_ms_before)} tokens, taken back", soft_wrap=True

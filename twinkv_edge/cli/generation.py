@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING
 
 from ..errors import CacheStateError, InputError
 from .options import AnswerOptions, ModelOptions
-from .prompt import Vocabulary
+from .prompt import Vocabulary, common_prefix
 
 if TYPE_CHECKING:
     from ..compression import Compression
     from ..llama import CompressedLlama
 
-N_CTX_STEP = 256  # llama.cpp rounds up to this anyway
 
-
-def round_up(n: int, step: int = N_CTX_STEP) -> int:
-    return -(-n // step) * step
+class Interrupted(Exception):
+    """The user stopped the reading of a prompt; what was read so far is in the cache."""
 
 
 def load(options: ModelOptions, n_ctx: int, compression: Compression, *, seed: int = 0) -> CompressedLlama:
@@ -41,6 +39,7 @@ def load(options: ModelOptions, n_ctx: int, compression: Compression, *, seed: i
             compression=compression,
             n_threads=threads,
             n_threads_batch=threads,
+            n_batch=options.n_batch,
             type_k=CACHE_TYPES[options.type_k.lower()],
             type_v=CACHE_TYPES[options.type_v.lower()],
             seed=seed,
@@ -51,29 +50,44 @@ def load(options: ModelOptions, n_ctx: int, compression: Compression, *, seed: i
         raise InputError(f"llama.cpp cannot load {options.path()} with a cache of {n_ctx} cells: {e}") from e
 
 
-def prefill(llm: CompressedLlama, tokens: list[int], progress: Callable[[int], None] = lambda done: None) -> int:
-    """Evaluates all but the last token of a prompt, reusing what the cache holds of it; returns how many were.
+def prefill(
+    llm: CompressedLlama,
+    tokens: list[int],
+    progress: Callable[[int], None] = lambda done: None,
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+    n_protected: int = 0,
+) -> int:
+    """Evaluates all but the last token of a prompt, reusing what the cache holds of it.
 
-    The last one is left to the answer, whose first token then sees the cache as it is by then.
+    The last one is left to the answer, whose first token then sees the cache as it is by then. The first n_protected
+    tokens stay out of every eviction.
+
+    Returns:
+        The most cells per head that were in use on the way.
 
     Raises:
-        CacheStateError: The prompt does not fit.
+        CacheStateError: The prompt does not fit; nothing was evaluated.
+        Interrupted: `stopped()` after a batch.
     """
-    cached = llm.input_ids[: llm.n_tokens].tolist()
-    common = 0
-    for ours, theirs in zip(cached, tokens[:-1], strict=False):
-        if ours != theirs:
-            break
-        common += 1
+    common = common_prefix(llm.input_ids[: llm.n_tokens].tolist(), tokens[:-1])
     if common < llm.n_tokens:
         if common < llm.kv.boundary:
             llm.reset()
             common = 0
         llm.n_tokens = common
-    for start in range(common, len(tokens) - 1, llm.n_batch):
-        llm.eval(tokens[start : min(start + llm.n_batch, len(tokens) - 1)])
-        progress(llm.n_tokens)
-    return len(tokens) - 1 - common
+    llm.protect(n_protected)
+    peak = 0
+
+    def step(done: int, total: int, cells: int) -> None:
+        nonlocal peak
+        peak = max(peak, cells)
+        progress(common + done)
+        if stopped() and done < total:
+            raise Interrupted
+
+    llm.eval(tokens[common:-1], step)
+    return max(peak, llm.kv.n_cells)
 
 
 @dataclass
@@ -110,7 +124,7 @@ def stream(
     began = time.perf_counter()
     llm.set_seed(options.seed)
     try:
-        for token in llm.generate(tokens, temp=options.temperature):
+        for token in llm.generate(tokens, **options.sampler()):
             if vocabulary.ends_answer(token):
                 answer.finish_reason = "stop"
                 break

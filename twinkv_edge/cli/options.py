@@ -29,7 +29,11 @@ def grouped(command: Command) -> Command:
     the dataclass filled in.
     """
     signature = inspect.signature(command, eval_str=True)
-    groups = {name: p.annotation for name, p in signature.parameters.items() if is_dataclass(p.annotation)}
+    groups: dict[str, type[Any]] = {
+        name: p.annotation
+        for name, p in signature.parameters.items()
+        if isinstance(p.annotation, type) and is_dataclass(p.annotation)
+    }
     flat: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
         if name not in groups:
@@ -44,7 +48,7 @@ def grouped(command: Command) -> Command:
     @functools.wraps(command)
     def flattened(**given: Any) -> Any:
         for name, group in groups.items():
-            given[name] = cast(Any, group)(**{f.name: given.pop(f.name) for f in fields(group)})
+            given[name] = group(**{f.name: given.pop(f.name) for f in fields(group)})
         return command(**given)
 
     vars(flattened).pop("__wrapped__", None)
@@ -61,12 +65,9 @@ def _compression(help: str, metavar: str | None = None) -> Any:
     return typer.Option(help=help, metavar=metavar, rich_help_panel="What to keep")
 
 
-def _choice(names: Iterable[str]) -> str:
+def choice(names: Iterable[str]) -> str:
+    """How help shows that one of these is to be given."""
     return f"[{'|'.join(names)}]"
-
-
-def _choose(help: str, setting: str) -> Any:
-    return _compression(help, _choice(CHOICES[setting]))
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,18 @@ class CompressionOptions:
     policy: Annotated[str, _compression("Eviction policy; `twinkv-edge policies` lists them.", "NAME")] = _default(
         "policy"
     )
-    ratio: Annotated[float, _compression("Fraction of the cache to REMOVE: 0 up to, not including, 1.")] = _default(
+    ratio: Annotated[float, _compression("Fraction of the cache to REMOVE, at least 0 and below 1.")] = _default(
         "ratio"
     )
     target_tokens: Annotated[
         int | None, _compression("Keep this many tokens per head, instead of a fraction.", "K")
     ] = None
-    repair: Annotated[str, _choose("Swap redundant kept tokens for lost unique ones.", "repair")] = _default("repair")
-    layout: Annotated[str, _choose("One set of tokens per head, or one for all.", "layout")] = _default("layout")
+    repair: Annotated[
+        str, _compression("Swap redundant kept tokens for lost unique ones.", choice(CHOICES["repair"]))
+    ] = _default("repair")
+    layout: Annotated[str, _compression("One set of tokens per head, or one for all.", choice(CHOICES["layout"]))] = (
+        _default("layout")
+    )
     tau: Annotated[
         float | None,
         _compression("Cosine similarity from which two keys are twins (default: 0.85 with QK-norm, else 0.90)."),
@@ -93,13 +98,20 @@ class CompressionOptions:
     )
     n_sink: Annotated[int, _compression("Leading tokens that are always kept.")] = _default("n_sink")
     n_recent: Annotated[int, _compression("Trailing tokens that are always kept.")] = _default("n_recent")
-    key_space: Annotated[str, _choose("Which keys are compared.", "key_space")] = _default("key_space")
+    key_space: Annotated[str, _compression("Which keys are compared.", choice(CHOICES["key_space"]))] = _default(
+        "key_space"
+    )
     prefill: Annotated[
         str,
         _compression(
-            "Evict after the whole prompt, or on the way so that any length fits.", _choice(CHOICES["prefill"])
+            "full: evict after the whole document was read; bounded: evict while reading, so that the cache never "
+            "holds more than --target-tokens and one batch.",
+            choice(CHOICES["prefill"]),
         ),
     ] = _default("prefill")
+    trigger_tokens: Annotated[
+        int | None, _compression("Evict by itself, also during an answer, when the cache is about to pass this.", "N")
+    ] = None
     policy_options: Annotated[
         list[str], _compression("An option of the policy, e.g. seed=1; may be repeated.", "NAME=VALUE")
     ] = field(default_factory=list)
@@ -139,8 +151,9 @@ class ModelOptions:
 
     model: Annotated[Path | None, _model("GGUF file (default: the embedded SmolLM2-135M-Instruct).", "GGUF")] = None
     n_ctx: Annotated[int | None, _model("Cells of the cache (default: just enough).")] = None
-    type_k: Annotated[str, _model("Type of the cached keys.", _choice(tuple(CACHE_TYPES)))] = "f16"
-    type_v: Annotated[str, _model("Type of the cached values.", _choice(tuple(CACHE_TYPES)))] = "f16"
+    type_k: Annotated[str, _model("Type of the cached keys.", choice(CACHE_TYPES))] = "f16"
+    type_v: Annotated[str, _model("Type of the cached values.", choice(CACHE_TYPES))] = "f16"
+    n_batch: Annotated[int, _model("Most tokens that are read at once.")] = 512
     threads: Annotated[int | None, _model("Threads for prefill and decoding (default: all cores).")] = None
 
     def n_threads(self) -> int:
@@ -159,6 +172,7 @@ class ModelOptions:
 
         self.n_threads()
         _at_least_one("--n-ctx", self.n_ctx)
+        _at_least_one("--n-batch", self.n_batch)
         cache_type(self.type_k)
         cache_type(self.type_v)
 
@@ -186,12 +200,33 @@ class AnswerOptions:
 
     max_tokens: Annotated[int, _answer("Longest answer, in tokens.")] = 256
     temperature: Annotated[float, _answer("0: always the likeliest token.")] = 0.0
+    top_k: Annotated[int, _answer("Sample among this many likeliest tokens; 0: all.")] = 40
+    top_p: Annotated[float, _answer("Sample among the likeliest tokens that add up to this probability.")] = 0.95
+    min_p: Annotated[float, _answer("Leave out tokens less likely than this share of the likeliest.")] = 0.05
+    repeat_penalty: Annotated[float, _answer("Above 1: recently used tokens become less likely.")] = 1.0
     seed: Annotated[int, _answer("Seed of the sampler, when the temperature is not 0.")] = 0
+
+    def sampler(self) -> dict[str, Any]:
+        """Arguments of `Llama.generate`."""
+        return {
+            "temp": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repeat_penalty": self.repeat_penalty,
+        }
 
     def check(self) -> None:
         """Raises InputError for values out of range."""
         _at_least_one("--max-tokens", self.max_tokens)
         if not 0 <= self.temperature < float("inf"):
             raise InputError(f"--temperature is {self.temperature}: give a number, 0 or more")
+        if self.top_k < 0:
+            raise InputError(f"--top-k is {self.top_k}: give a whole number, 0 or more")
+        for name, value in (("--top-p", self.top_p), ("--min-p", self.min_p)):
+            if not 0 <= value <= 1:
+                raise InputError(f"{name} is {value}: give a number from 0 to 1")
+        if not 0 < self.repeat_penalty < float("inf"):
+            raise InputError(f"--repeat-penalty is {self.repeat_penalty}: give a number above 0")
         if not 0 <= self.seed < 1 << 32:
             raise InputError(f"--seed is {self.seed}: give a whole number from 0 to 4294967295")

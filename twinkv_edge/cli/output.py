@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-MB = 1e6
+MB = 1 << 20  # as llama.cpp and the rest of this package count it
 
 
 def stderr_console() -> Console:
@@ -64,7 +64,7 @@ def progress(what: str, total: int, unit: str) -> Iterator[Callable[[int], None]
 
 
 def megabytes(n_bytes: float | None) -> str:
-    """Bytes in MB of 10^6."""
+    """Bytes in MB of 2^20."""
     return "-" if n_bytes is None else f"{n_bytes / MB:,.1f}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,12 +132,14 @@ def question_about(document: str, question: str) -> dict[str, str]:
     return {"role": "user", "content": f"{document.rstrip()}\n\n{question.strip()}"}
 
 
-def tail_length(prompt: ChatPrompt, document: str, question: str, tokens: list[int]) -> int:
-    """How many of the prompt's last tokens come after the document: the question and the template's end."""
-    other = prompt.begin([question_about(document, "")])
-    common = 0
-    for ours, theirs in zip(tokens, other, strict=False):
+def tail_length(prompt: ChatPrompt, document: str, tokens: list[int]) -> int:
+    """How many of a prompt's last tokens come after the document: the question and the template's end."""
+    return len(tokens) - common_prefix(tokens, prompt.begin([question_about(document, "")]))
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many first elements two sequences share."""
+    for i, (ours, theirs) in enumerate(zip(a, b, strict=False)):
         if ours != theirs:
-            break
-        common += 1
-    return len(tokens) - common
+            return i
+    return min(len(a), len(b))
