@@ -45,7 +45,24 @@ def licence_tokens(golden: Any) -> list[int]:
     return golden["tokens"].tolist()
 
 
-CAPTURED = ["snapkv", "tova", "expected_attention"]  # policies that score with what the tap captured
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """A tiny model of that shape with F32 weights, written once."""
+    folder = tmp_path_factory.mktemp("tiny")
+
+    def make(like: str) -> str:
+        path = folder / f"{like}.gguf"
+        return str(path if path.exists() else tk.models.random_model(like, path=path, quant="f32"))
+
+    return make
+
+
+def prompt(n: int, seed: int = 0, n_vocab: int = 500) -> list[int]:
+    """Random ids."""
+    return np.random.default_rng(seed).integers(1, n_vocab, n).tolist()
+
+
+CAPTURED = ["snapkv", "tova", "expected_attention", "h2o"]  # policies that score with what the tap captured
 
 
 @pytest.fixture(scope="session")

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import CacheStateError, InputError
-from .policies.base import Needs, Statistics, Window
+from .policies.base import FloatArray, Needs, Statistics, Window
 
 if TYPE_CHECKING:
     from .kv_cache import Layer
 
 SKIPPED = 4  # first tokens left out of the statistics: sinks, whose queries are like no others (KVPress does the same)
-HELD = 64  # queries held at least, so that statistics survive a few tokens being taken back
+HELD = 64  # queries held at least, so that statistics and sums survive a few tokens being taken back
 
 _REMEDY = (
     "evaluate the prompt again with the policy set: CompressedLlama(compression=Compression(policy=...)), or "
@@ -24,9 +24,9 @@ _REMEDY = (
 def configure(tap: Any, needs: Needs, n_threads: int) -> None:
     """Captures what is needed from the next token on. What was captured is kept if the needs are the same."""
     window = needs.query_window
-    if needs.query_statistics:
+    if needs.query_statistics or needs.attention:
         window = max(window, HELD)
-    tap.capture(window, needs.query_statistics, SKIPPED, n_threads)
+    tap.capture(window, needs.query_statistics, needs.attention, SKIPPED, n_threads)
 
 
 def last_queries(tap: Any, layer: Layer, n_tokens: int, window: int) -> tuple[Window, str]:
@@ -79,3 +79,20 @@ def query_statistics(tap: Any, layer: Layer, n_tokens: int) -> Statistics:
     covariance = np.empty((layer.n_head, layer.head_dim_k, layer.head_dim_k))
     tap.statistics(layer.tap_index, mean, covariance)
     return Statistics(mean, covariance)
+
+
+def attention(tap: Any, layer: Layer, n_tokens: int, n_cells: int) -> FloatArray:
+    """Attention that each cell received from all queries, summed over them and the group: float32 [H, n_cells].
+
+    Raises:
+        CacheStateError: Some of the queries were not captured.
+    """
+    counted = tap.attention_count(layer.tap_index)
+    if counted != n_tokens:
+        raise CacheStateError(
+            f"the policy scores with the attention of all {n_tokens} tokens, and that of {counted} was captured: "
+            f"{_REMEDY}"
+        )
+    sums = np.empty((layer.n_head_kv, n_cells), dtype=np.float32)
+    tap.attention(layer.tap_index, sums)
+    return sums

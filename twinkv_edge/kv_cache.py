@@ -165,7 +165,10 @@ class KVCache:
             for layer in range(self.n_layers):
                 table[layer] = np.take_along_axis(self._positions_by_head(layer), index[layer], axis=1)
             start = time.perf_counter()
+            self._tap.settle()
             told = self._move(index)
+            for facts, cells in zip(self.layers, index, strict=True):
+                self._tap.gather(facts.tap_index, cells)
             self._table, self._told, self._boundary = table, told, self._n_tokens
             evicted = time.perf_counter()
             self.release()

@@ -76,6 +76,7 @@ def view(kv: KVCache, index: int, space: str, notes: list[str] | None = None) ->
         transform_keys=transform,
         read_window=read_window,
         read_statistics=lambda: captured.query_statistics(kv._tap, facts, kv.n_tokens),
+        read_attention=lambda: captured.attention(kv._tap, facts, kv.n_tokens, kv.n_cells),
         softcap=facts.softcap,
         rotation=facts.rotation,
         notes=notes,

@@ -5,6 +5,7 @@
 #include "tap/tap.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace twinkv {
@@ -98,9 +99,8 @@ void pack_keys(const Layer& layer, const uint8_t* bytes, int32_t head, int64_t n
         for (int64_t p = c * chunk; p < std::min(n_panels, (c + 1) * chunk); ++p) {
             const int64_t first = p * width, have = std::min(width, n - first);
             std::fill(rows.begin(), rows.end(), 0.0f);
-            const auto status =
-                twinkv_rows_to_f32(layer.k->type, bytes + size_t(first) * stride + size_t(head) * piece,
-                                   size_t(have - 1) * stride + piece, stride, have, d, 1, rows.data());
+            const auto status = twinkv_rows_to_f32(layer.k->type, bytes + size_t(first) * stride + size_t(head) * piece,
+                                                   size_t(have - 1) * stride + piece, stride, have, d, 1, rows.data());
             require(status == TWINKV_OK, twinkv_last_error(), status);
             float* out = panels.data() + p * width * d;
             for (int64_t k = 0; k < d; ++k) {
@@ -190,11 +190,6 @@ void accumulate(Layer& layer, const Queries& queries, float sign, AttentionWorks
     }
 }
 
-void count_in(AttentionSums& a, const std::vector<int32_t>& positions) {
-    a.count += int64_t(positions.size());
-    a.max_pos = std::max(a.max_pos, positions.back());
-}
-
 } // namespace
 
 void settle_attention(Layer& layer, AttentionWorkspace& work, int n_threads) {
@@ -207,7 +202,8 @@ void settle_attention(Layer& layer, AttentionWorkspace& work, int n_threads) {
 
 void add_attention(Layer& layer, const Queries& queries, AttentionWorkspace& work, int n_threads) {
     AttentionSums& a = layer.attention;
-    count_in(a, queries.positions);
+    a.count += int64_t(queries.size());
+    a.max_pos = std::max(a.max_pos, queries.positions.back());
     if (queries.size() >= enough) {
         settle_attention(layer, work, n_threads);
         accumulate(layer, queries, 1.0f, work, n_threads);
@@ -217,33 +213,6 @@ void add_attention(Layer& layer, const Queries& queries, AttentionWorkspace& wor
     if (a.pending.size() >= enough) {
         settle_attention(layer, work, n_threads);
     }
-}
-
-void add_softmax(Layer& layer, const ggml_tensor* softmax, const std::vector<int32_t>& positions) {
-    AttentionSums& a = layer.attention;
-    const int32_t n_head_kv = layer.facts.n_head_kv;
-    const int64_t n_kv = softmax->ne[0], n_tokens = softmax->ne[1], n_head = softmax->ne[2], group = n_head / n_head_kv;
-    require(softmax->type == GGML_TYPE_F32 && ggml_is_contiguous(softmax) && n_head == layer.facts.n_head,
-            "attention weights are not laid out as expected", TWINKV_EUNSUPPORTED);
-    const size_t head_bytes = size_t(n_kv * n_tokens) * sizeof(float);
-    a.sums.resize(size_t(n_head_kv));
-    std::vector<uint8_t> scratch;
-    for (int64_t q = 0; q < n_head; ++q) {
-        const uint8_t* bytes = tensor_bytes(softmax, size_t(q) * head_bytes, head_bytes, scratch);
-        const float* row = reinterpret_cast<const float*>(bytes);
-        std::vector<float>& sums = a.sums[size_t(q / group)];
-        sums.resize(std::max(sums.size(), size_t(n_kv)));
-        std::vector<float> batch(static_cast<size_t>(n_kv));
-        for (int64_t t = 0; t < n_tokens; ++t, row += n_kv) {
-            for (int64_t c = 0; c < n_kv; ++c) {
-                batch[size_t(c)] += row[c];
-            }
-        }
-        for (int64_t c = 0; c < n_kv; ++c) {
-            sums[size_t(c)] += batch[size_t(c)];
-        }
-    }
-    count_in(a, positions);
 }
 
 void subtract_attention(Layer& layer, const Queries& known, int32_t pos, AttentionWorkspace& work, int n_threads) {

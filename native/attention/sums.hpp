@@ -50,8 +50,6 @@ std::vector<int32_t> mask_limits(const ggml_tensor* mask, size_t n_tokens);
 
 // Adds what the queries attend to, at once or a little later.
 void add_attention(Layer& layer, const Queries& queries, AttentionWorkspace& work, int n_threads);
-// The same from llama.cpp's own softmax [n_kv, n_tokens, n_head], where there is no flash attention.
-void add_softmax(Layer& layer, const ggml_tensor* softmax, const std::vector<int32_t>& positions);
 // Sums up what is pending.
 void settle_attention(Layer& layer, AttentionWorkspace& work, int n_threads);
 // The tokens at positions >= pos are taken back. known: queries that are still held, among them those that go; the sums

@@ -1,6 +1,6 @@
 // The kernel itself, in vectors of TWINKV_LANES floats and TWINKV_ROWS query rows at a time. Included once per
-// instruction set, which decides what the compiler makes of the vectors. Nothing here may come from a header as an inline
-// function: the linker keeps one copy of those, and it could be the one compiled for a newer processor.
+// instruction set, which decides what the compiler makes of the vectors. Nothing here may come from a header as an
+// inline function: the linker keeps one copy of those, and it could be the one compiled for a newer processor.
 #include "attention/block.hpp"
 
 #include <math.h>
@@ -37,8 +37,8 @@ inline int64_t tiles_of(int64_t n) {
     return (n + block_tile - 1) / block_tile;
 }
 
-// e^x for x <= 0, to a few units in the last place; 0 below e^-86. With t = x log2 e = n + f: 2^n goes into the exponent,
-// 2^f comes from its Taylor polynomial.
+// e^x for x <= 0, to a few units in the last place; 0 below e^-86. With t = x log2 e = n + f: 2^n goes into the
+// exponent, 2^f comes from its Taylor polynomial.
 inline V exponential(V x) {
     const V t = x * 1.44269504088896341f;
     const V shifted = t + 12582912.0f; // 1.5 * 2^23: rounds to a whole number, which the low bits then hold

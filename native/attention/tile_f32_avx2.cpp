@@ -3,5 +3,5 @@
 #include "attention/tile_f32.inl"
 
 twinkv::BlockKernel twinkv::block_kernel_avx2() {
-    return {{rows, width}, attend_block};
+    return {"avx2", {rows, width}, attend_block};
 }

@@ -3,5 +3,5 @@
 #include "attention/tile_f32.inl"
 
 twinkv::BlockKernel twinkv::block_kernel_portable() {
-    return {{rows, width}, attend_block};
+    return {"portable", {rows, width}, attend_block};
 }

@@ -163,11 +163,11 @@ TWINKV_API twinkv_status twinkv_tap_watch(twinkv_tap* tap, int32_t index, bool w
 
 /* What is captured of the queries of every layer while tokens are evaluated. */
 typedef struct twinkv_capture {
-    int32_t window;     /* the last so many queries, after RoPE; 0: none */
-    bool statistics;    /* mean and covariance of queries before RoPE, of tokens at positions >= skip */
-    bool attention;     /* sums of the attention that every cached key receives from every query */
+    int32_t window;  /* the last so many queries, after RoPE; 0: none */
+    bool statistics; /* mean and covariance of queries before RoPE, of tokens at positions >= skip */
+    bool attention;  /* sums of the attention that every cached key receives from every query */
     int32_t skip;
-    int32_t n_threads;  /* for the sums; 0: as many as the machine has */
+    int32_t n_threads; /* for the sums; 0: as many as the machine has */
 } twinkv_capture;
 
 /* Captured queries and sums are forgotten when anything but n_threads changes. */
@@ -196,6 +196,9 @@ TWINKV_API twinkv_status twinkv_tap_statistics(const twinkv_tap* tap, int32_t in
 TWINKV_API int64_t twinkv_tap_attention_count(const twinkv_tap* tap, int32_t index);
 /* sums [n_head_kv, n]: attention that cells 0..n-1 received, over all queries and the heads of the group. */
 TWINKV_API twinkv_status twinkv_tap_attention(twinkv_tap* tap, int32_t index, int64_t n, float* sums);
+
+/* For tests: which kernel sums up attention from now on ("avx512", "avx2", "portable"). */
+TWINKV_API twinkv_status twinkv_set_attention_isa(const char* isa);
 
 /* Masks cells per KV head at the attention node (host backends): hidden [n_head_kv, n] is 1 where a head must
  * not see cells 0..n-1; cells past n stay as llama.cpp masks them. n = 0 removes the mask of that layer. */

@@ -38,7 +38,7 @@ void keep_last(QueryWindow& w, int64_t capacity, const Queries& queries, size_t 
     for (int64_t t = std::max<int64_t>(0, n - capacity); t < n; ++t) {
         std::memcpy(w.rows.data() + size_t(w.next) * row, queries.rows.data() + size_t(t) * row, row * sizeof(float));
         w.positions[size_t(w.next)] = queries.positions[size_t(t)];
-        w.limits[size_t(w.next)] = queries.limits.empty() ? 0 : queries.limits[size_t(t)];
+        w.limits[size_t(w.next)] = queries.limits[size_t(t)];
         w.next = (w.next + 1) % capacity;
         w.size = std::min(capacity, w.size + 1);
     }
@@ -55,6 +55,17 @@ Queries held(const QueryWindow& w, int64_t first) {
         out.limits.push_back(w.limits[w.slot(i)]);
     }
     return out;
+}
+
+// Un-rotates the queries: the last use of them.
+void use_queries(twinkv_tap& tap, Layer& layer) {
+    Queries& queries = tap.queries;
+    if (tap.window > 0) {
+        keep_last(layer.window, tap.window, queries, size_t(layer.facts.n_head) * size_t(layer.facts.head_dim_k));
+    }
+    if (tap.statistics) {
+        add_statistics(layer, queries.rows, queries.positions, tap.skip, tap.n_threads);
+    }
 }
 
 void roll_back(twinkv_tap& tap, Layer& layer, int32_t pos) {
@@ -74,37 +85,25 @@ void roll_back(twinkv_tap& tap, Layer& layer, int32_t pos) {
 
 } // namespace
 
-void capture_queries(twinkv_tap& tap, Layer& layer, const ggml_tensor* q, const ggml_tensor* mask) {
-    const size_t n_tokens = size_t(q->ne[1]), row = size_t(q->ne[0] * q->ne[2]);
+void capture_queries(twinkv_tap& tap, Layer& layer, const ggml_tensor* q) {
+    const size_t n_tokens = size_t(q->ne[1]);
     require(tap.positions.size() == n_tokens,
             "queries cannot be captured: this model's graph shows no token positions (no rotary embedding)",
             TWINKV_EUNSUPPORTED);
-    const bool all = tap.statistics || (tap.attention && mask);
+    const bool all = tap.statistics || tap.attention;
     const size_t first = all ? 0 : n_tokens - std::min(n_tokens, size_t(tap.window));
-    Queries queries;
-    queries.rows = query_rows(q, first);
-    queries.positions.assign(tap.positions.begin() + std::ptrdiff_t(first), tap.positions.end());
-    if (tap.attention && mask) {
-        queries.limits = mask_limits(mask, n_tokens);
-        add_attention(layer, queries, tap.work, tap.n_threads);
-    }
-    if (tap.window > 0) {
-        keep_last(layer.window, tap.window, queries, row);
-    }
-    if (tap.statistics) {
-        add_statistics(layer, queries.rows, queries.positions, tap.skip, tap.n_threads);
+    tap.queries.rows = query_rows(q, first);
+    tap.queries.positions.assign(tap.positions.begin() + std::ptrdiff_t(first), tap.positions.end());
+    tap.queries.limits.assign(tap.queries.size(), 0);
+    if (!tap.attention) {
+        use_queries(tap, layer);
     }
 }
 
-void capture_softmax(twinkv_tap& tap, Layer& layer, const ggml_tensor* softmax, const ggml_tensor* mask) {
-    const std::vector<int32_t> limits = mask_limits(mask, tap.positions.size());
-    add_softmax(layer, softmax, tap.positions);
-    // the queries went into the window when their product with the keys was computed
-    QueryWindow& w = layer.window;
-    const int64_t n = std::min(w.size, int64_t(limits.size()));
-    for (int64_t i = 0; i < n; ++i) {
-        w.limits[w.slot(w.size - 1 - i)] = limits[limits.size() - 1 - size_t(i)];
-    }
+void capture_attention(twinkv_tap& tap, Layer& layer, const ggml_tensor* mask) {
+    tap.queries.limits = mask_limits(mask, tap.queries.size());
+    add_attention(layer, tap.queries, tap.work, tap.n_threads);
+    use_queries(tap, layer);
 }
 
 } // namespace twinkv

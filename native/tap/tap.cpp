@@ -191,14 +191,18 @@ void done(twinkv_tap& tap, ggml_tensor* t) {
     take_mask_out(tap);
     if (t->op == GGML_OP_SOFT_MAX) {
         if (tap.attention && tap.current && tap.captures(*tap.current)) {
-            capture_softmax(tap, *tap.current, t, t->src[1]);
+            capture_attention(tap, *tap.current, t->src[1]);
         }
         return;
     }
     const bool flash = t->op == GGML_OP_FLASH_ATTN_EXT;
     auto it = tap.layers.find(cache_layer(root(t->src[flash ? 1 : 0]), 'k'));
-    if (it != tap.layers.end() && tap.captures(it->second)) {
-        capture_queries(tap, it->second, t->src[flash ? 0 : 1], flash ? t->src[3] : nullptr);
+    if (it == tap.layers.end() || !tap.captures(it->second)) {
+        return;
+    }
+    capture_queries(tap, it->second, t->src[flash ? 0 : 1]);
+    if (flash && tap.attention) {
+        capture_attention(tap, it->second, t->src[3]);
     }
 }
 

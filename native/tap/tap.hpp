@@ -60,7 +60,7 @@ struct Layer {
     const ggml_tensor* v = nullptr;
     std::vector<float> freq_factors;
     std::vector<float> sinks; // [n_head] logits in every softmax that no key has, or empty
-    bool watched = true; // its queries are captured
+    bool watched = true;      // its queries are captured
     QueryWindow window;
     QueryStatistics statistics;
     AttentionSums attention;
@@ -86,6 +86,7 @@ struct twinkv_tap {
     std::string failure;
     std::string reported;
 
+    twinkv::Queries queries; // of the layer that was captured last
     twinkv::AttentionWorkspace work;
 
     bool capturing() const { return window > 0 || statistics || attention; }
@@ -96,10 +97,10 @@ struct twinkv_tap {
 
 namespace twinkv {
 
-// Q of an attention node; its mask is null where attention is not computed by this node.
-void capture_queries(twinkv_tap& tap, Layer& layer, const ggml_tensor* q, const ggml_tensor* mask);
-// llama.cpp's own attention weights, where there is no flash attention, and their mask.
-void capture_softmax(twinkv_tap& tap, Layer& layer, const ggml_tensor* softmax, const ggml_tensor* mask);
+// Q of an attention node. Where attention is summed up, its mask follows: from the same node with flash attention, from
+// the softmax without.
+void capture_queries(twinkv_tap& tap, Layer& layer, const ggml_tensor* q);
+void capture_attention(twinkv_tap& tap, Layer& layer, const ggml_tensor* mask);
 // rows [n, n_head, d] as attention sees them at these positions; they are un-rotated in place.
 void add_statistics(Layer& layer, std::vector<float>& rows, const std::vector<int32_t>& positions, int32_t skip,
                     int n_threads);

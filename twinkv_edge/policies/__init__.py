@@ -13,9 +13,11 @@ from typing import Any
 from ..errors import InputError
 from .base import LayerView, Needs, Policy
 from .expected_attention import ExpectedAttention
+from .h2o import H2O
 from .keydiff import KeyDiff
 from .knorm import KNorm
 from .none import NoEviction
+from .observed_attention import ObservedAttention
 from .random import Random
 from .snapkv import SnapKV
 from .streaming_llm import StreamingLLM
@@ -28,6 +30,8 @@ _BUILT_IN: tuple[type[Policy], ...] = (
     StreamingLLM,
     SnapKV,
     ExpectedAttention,
+    H2O,
+    ObservedAttention,
     TOVA,
     KNorm,
     KeyDiff,

@@ -35,16 +35,19 @@ class Needs:
     Attributes:
         query_window: Queries of so many of the last tokens.
         query_statistics: Mean and covariance of the queries of all tokens but the first few.
+        attention: What each key received of the attention of every query.
     """
 
     query_window: int = 0
     query_statistics: bool = False
+    attention: bool = False
 
     def __or__(self, other: Needs) -> Needs:
         """What both need."""
         return Needs(
             max(self.query_window, other.query_window),
             self.query_statistics or other.query_statistics,
+            self.attention or other.attention,
         )
 
 
@@ -80,6 +83,7 @@ class LayerView:
     transform_keys: Callable[[FloatArray], FloatArray] = field(repr=False, default=lambda keys: keys)
     read_window: Callable[[int], Window] = field(repr=False, default=_not_captured)
     read_statistics: Callable[[], Statistics] = field(repr=False, default=_not_captured)
+    read_attention: Callable[[], FloatArray] = field(repr=False, default=_not_captured)
     softcap: float = 0.0
     rotation: Rotation = NO_ROTATION
     notes: list[str] = field(default_factory=list)
@@ -120,6 +124,17 @@ class LayerView:
             CacheStateError: Not every token's query was captured.
         """
         return self.read_statistics()
+
+    @cached_property
+    def attention(self) -> FloatArray:
+        """Attention each key received, summed over all queries since its own and over the group: float32 [H, n].
+
+        The policy must ask for it: `needs = Needs(attention=True)`.
+
+        Raises:
+            CacheStateError: Not every token's query was captured.
+        """
+        return self.read_attention()
 
     def note(self, text: str) -> None:
         """Tells the user something about these scores: a warning, and a line of the report."""
