@@ -263,6 +263,11 @@ TWINKV_API const char* twinkv_isa_name(int index, bool* supported);
 TWINKV_API twinkv_status twinkv_isa(const char** isa);
 TWINKV_API twinkv_status twinkv_set_isa(const char* isa);
 
+/* Operations per second (two for a multiply-add) that a kind of this processor's multipliers reach at most, measured
+ * for about so many seconds on n_threads at once: what `bench kernels` holds the kernels against. */
+TWINKV_API const char* twinkv_peak_name(int index, bool* supported);
+TWINKV_API twinkv_status twinkv_peak(int index, int n_threads, double seconds, double* operations_per_second);
+
 #ifdef __cplusplus
 }
 #endif

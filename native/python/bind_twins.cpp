@@ -97,6 +97,21 @@ void bind_twins(nb::module_& m) {
         }
         return out;
     });
+    m.def(
+        "peaks", // name -> operations per second, of the multipliers this processor has
+        [](int n_threads, double seconds) {
+            nb::dict out;
+            bool supported = false;
+            for (int i = 0; const char* name = twinkv_peak_name(i, &supported); ++i) {
+                if (supported) {
+                    double rate = 0;
+                    call([&] { return twinkv_peak(i, n_threads, seconds, &rate); });
+                    out[name] = rate;
+                }
+            }
+            return out;
+        },
+        "n_threads"_a, "seconds"_a);
     m.def("isa", [] {
         const char* isa = nullptr;
         check(twinkv_isa(&isa));
