@@ -11,7 +11,7 @@ import typer
 
 from .._version import __version__
 from ..errors import TwinKVError
-from . import bench
+from . import bench, benches
 from .ask import ask
 from .chat import chat
 from .models import models
@@ -52,6 +52,8 @@ app.command()(ask)
 app.command()(chat)
 app.command()(models)
 app.command()(policies)
+for measurement in (benches.memory, benches.speed, benches.kernels, benches.needle):
+    bench.app.command()(measurement)
 app.add_typer(bench.app, name="bench")
 
 
