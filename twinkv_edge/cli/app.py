@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,7 +16,7 @@ from . import bench, benches
 from .ask import ask
 from .chat import chat
 from .models import models
-from .output import fail
+from .output import fail, note
 from .policies import policies
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -57,6 +58,10 @@ for measurement in (benches.memory, benches.speed, benches.kernels, benches.need
 app.add_typer(bench.app, name="bench")
 
 
+def _note_warning(message: Warning | str, *details: Any, **more: Any) -> None:
+    note(str(message))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code.
 
@@ -66,7 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     as_json = "--json" in options
     try:
-        code = app(arguments, prog_name="twinkv-edge", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = _note_warning
+            code = app(arguments, prog_name="twinkv-edge", standalone_mode=False)
         sys.stdout.flush()
     except TwinKVError as e:
         fail(str(e), as_json=as_json)
