@@ -1,6 +1,7 @@
 // The C interface of this folder: checks, and which threads work on what.
 #include "core/parallel.hpp"
 #include "core/status.hpp"
+#include "twins/device.hpp"
 #include "twins/twins.hpp"
 
 #include <cmath>
@@ -72,7 +73,7 @@ twinkv_status twinkv_invalid_keys(const twinkv_keys* keys, int n_threads, uint8_
 }
 
 twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_repair_params* params, int n_threads,
-                            uint8_t* retained, twinkv_repair_stats* stats) {
+                            const float* best, uint8_t* retained, twinkv_repair_stats* stats) {
     return twinkv::guard([&] {
         twinkv::require(params != nullptr, "params are missing");
         twinkv::check(keys, params->local_window);
@@ -84,9 +85,51 @@ twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_repair_params*
         std::vector<uint8_t> result(retained, retained + keys->n_heads * keys->n);
         twinkv::for_each_head(keys->n_heads, n_threads, [&](int64_t h, int threads) {
             const auto head = twinkv::load_head(*keys, h, params->local_window, threads);
-            stats[h] = twinkv::repair({head, threads}, *params, result.data() + h * keys->n);
+            stats[h] = twinkv::repair({head, threads}, *params, best ? best + h * keys->n : nullptr,
+                                      result.data() + h * keys->n);
         });
         std::copy(result.begin(), result.end(), retained);
     });
+}
+
+twinkv_status twinkv_device_twin_counts(const char* device, const twinkv_keys* keys, float tau, int64_t local_window,
+                                        int n_threads, int32_t* counts) {
+    return twinkv::guard([&] {
+        twinkv::require(device != nullptr, "device is missing");
+        twinkv::check(keys, local_window);
+        twinkv::check_tau(tau);
+        const int threads = twinkv::resolve_threads(n_threads);
+        twinkv::Device on(device, threads);
+        for (int64_t h = 0; h < keys->n_heads; ++h) {
+            const auto head = twinkv::load_head(*keys, h, local_window, threads);
+            twinkv::device_twin_counts(on, {head, threads}, tau, counts + h * keys->n);
+        }
+    });
+}
+
+twinkv_status twinkv_device_best_twin(const char* device, const twinkv_keys* keys, const uint8_t* retained,
+                                      int64_t local_window, int n_threads, float* best) {
+    return twinkv::guard([&] {
+        twinkv::require(device != nullptr, "device is missing");
+        twinkv::check(keys, local_window);
+        const int threads = twinkv::resolve_threads(n_threads);
+        twinkv::Device on(device, threads);
+        for (int64_t h = 0; h < keys->n_heads; ++h) {
+            const auto head = twinkv::load_head(*keys, h, local_window, threads);
+            twinkv::device_best_twin(on, {head, threads}, retained + h * keys->n, best + h * keys->n);
+        }
+    });
+}
+
+const char* twinkv_device_name(int index, bool* is_gpu) {
+    if (index < 0 || size_t(index) >= ggml_backend_dev_count()) {
+        return nullptr;
+    }
+    const ggml_backend_dev_t device = ggml_backend_dev_get(size_t(index));
+    if (is_gpu) {
+        const auto type = ggml_backend_dev_type(device);
+        *is_gpu = type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
+    }
+    return ggml_backend_dev_name(device);
 }
 }

@@ -202,7 +202,8 @@ void test_api(const Kernels& kernels, int type, int64_t n, int64_t d, int64_t n_
         const twinkv_repair_params params{mode, 0.9f, 6, 4, 16};
         auto repaired = retained;
         std::vector<twinkv_repair_stats> stats{size_t(n_heads)};
-        CHECK(twinkv_repair(&keys, &params, 2, repaired.data(), stats.data()) == TWINKV_OK, "%s", twinkv_last_error());
+        CHECK(twinkv_repair(&keys, &params, 2, nullptr, repaired.data(), stats.data()) == TWINKV_OK, "%s",
+              twinkv_last_error());
         for (int64_t h = 0; h < n_heads; ++h) {
             const auto count = [&](const std::vector<uint8_t>& set) {
                 return std::accumulate(set.begin() + h * n, set.begin() + (h + 1) * n, 0);
