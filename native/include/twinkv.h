@@ -117,6 +117,15 @@ TWINKV_API twinkv_status twinkv_device_twin_counts(const char* device, const twi
 TWINKV_API twinkv_status twinkv_device_best_twin(const char* device, const twinkv_keys* keys, const uint8_t* retained,
                                                  int64_t local_window, int n_threads, float* best);
 
+/* The same on an NVIDIA GPU (compute capability 8.0 and later), by kernels of our own. keys->data may be a device
+ * pointer: float32, float16, bfloat16, q8_0 and q4_0 rows are then read where they lie. Positions, masks and results
+ * are in host memory. Why they cannot run here, or NULL when they can: */
+TWINKV_API const char* twinkv_cuda_unavailable(void);
+TWINKV_API twinkv_status twinkv_cuda_twin_counts(const twinkv_keys* keys, float tau, int64_t local_window,
+                                                 int32_t* counts);
+TWINKV_API twinkv_status twinkv_cuda_best_twin(const twinkv_keys* keys, const uint8_t* retained, int64_t local_window,
+                                               float* best);
+
 /* ggml's devices: NULL past the last. is_gpu may be NULL. */
 TWINKV_API const char* twinkv_device_name(int index, bool* is_gpu);
 

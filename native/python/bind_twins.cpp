@@ -117,6 +117,24 @@ void bind_twins(nb::module_& m) {
             });
         },
         "device"_a, "keys"_a, "positions"_a.none(), "retained"_a, "local_window"_a, "n_threads"_a, "out"_a);
+    m.def("cuda_unavailable", [] { return twinkv_cuda_unavailable(); }); // a reason, or None
+    m.def(
+        "cuda_twin_counts",
+        [](Keys keys, Positions positions, float tau, int64_t local_window, PerToken<int32_t> out) {
+            const twinkv_keys k = keys_of(keys, positions);
+            check_per_token(k, out.shape(0), out.shape(1));
+            call([&] { return twinkv_cuda_twin_counts(&k, tau, local_window, out.data()); });
+        },
+        "keys"_a, "positions"_a.none(), "tau"_a, "local_window"_a, "out"_a);
+    m.def(
+        "cuda_best_twin",
+        [](Keys keys, Positions positions, Mask retained, int64_t local_window, PerToken<float> out) {
+            const twinkv_keys k = keys_of(keys, positions);
+            check_per_token(k, out.shape(0), out.shape(1));
+            check_per_token(k, retained.shape(0), retained.shape(1));
+            call([&] { return twinkv_cuda_best_twin(&k, retained.data(), local_window, out.data()); });
+        },
+        "keys"_a, "positions"_a.none(), "retained"_a, "local_window"_a, "out"_a);
     m.def("devices", [] { // name -> whether it is a GPU
         nb::dict out;
         bool is_gpu = false;

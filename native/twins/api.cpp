@@ -23,16 +23,6 @@ template <class F> void for_each_head(int64_t n_heads, int n_threads, F&& f) {
     }
 }
 
-void check(const twinkv_keys* keys, int64_t local_window) {
-    require(keys != nullptr, "keys are missing");
-    check_keys(*keys);
-    require(local_window >= 0, "local_window must not be negative");
-}
-
-void check_tau(float tau) {
-    require(std::isfinite(tau) && tau > -1 && tau <= 1, "tau must lie in (-1, 1]");
-}
-
 } // namespace
 } // namespace twinkv
 
@@ -41,7 +31,7 @@ extern "C" {
 twinkv_status twinkv_twin_counts(const twinkv_keys* keys, float tau, int64_t local_window, int n_threads,
                                  int32_t* counts) {
     return twinkv::guard([&] {
-        twinkv::check(keys, local_window);
+        twinkv::check_call(keys, local_window);
         twinkv::check_tau(tau);
         twinkv::for_each_head(keys->n_heads, n_threads, [&](int64_t h, int threads) {
             const auto head = twinkv::load_head(*keys, h, local_window, threads);
@@ -53,7 +43,7 @@ twinkv_status twinkv_twin_counts(const twinkv_keys* keys, float tau, int64_t loc
 twinkv_status twinkv_best_twin(const twinkv_keys* keys, const uint8_t* retained, int64_t local_window, int n_threads,
                                float* best) {
     return twinkv::guard([&] {
-        twinkv::check(keys, local_window);
+        twinkv::check_call(keys, local_window);
         twinkv::for_each_head(keys->n_heads, n_threads, [&](int64_t h, int threads) {
             const auto head = twinkv::load_head(*keys, h, local_window, threads);
             twinkv::best_twin({head, threads}, retained + h * keys->n, INFINITY, INFINITY, best + h * keys->n);
@@ -63,7 +53,7 @@ twinkv_status twinkv_best_twin(const twinkv_keys* keys, const uint8_t* retained,
 
 twinkv_status twinkv_invalid_keys(const twinkv_keys* keys, int n_threads, uint8_t* invalid) {
     return twinkv::guard([&] {
-        twinkv::check(keys, 0);
+        twinkv::check_call(keys, 0);
         twinkv::for_each_head(keys->n_heads, n_threads, [&](int64_t h, int threads) {
             const auto head = twinkv::load_head(*keys, h, 0, threads);
             std::transform(head.valid.begin(), head.valid.end(), invalid + h * keys->n,
@@ -76,7 +66,7 @@ twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_repair_params*
                             const float* best, uint8_t* retained, twinkv_repair_stats* stats) {
     return twinkv::guard([&] {
         twinkv::require(params != nullptr, "params are missing");
-        twinkv::check(keys, params->local_window);
+        twinkv::check_call(keys, params->local_window);
         twinkv::check_tau(params->tau);
         twinkv::require(params->n_sink >= 0 && params->n_recent >= 0, "n_sink and n_recent must not be negative");
         twinkv::require(params->mode == TWINKV_REPAIR_PAPER || params->mode == TWINKV_REPAIR_CONSISTENT,
@@ -96,7 +86,7 @@ twinkv_status twinkv_device_twin_counts(const char* device, const twinkv_keys* k
                                         int n_threads, int32_t* counts) {
     return twinkv::guard([&] {
         twinkv::require(device != nullptr, "device is missing");
-        twinkv::check(keys, local_window);
+        twinkv::check_call(keys, local_window);
         twinkv::check_tau(tau);
         const int threads = twinkv::resolve_threads(n_threads);
         twinkv::Device on(device, threads);
@@ -111,7 +101,7 @@ twinkv_status twinkv_device_best_twin(const char* device, const twinkv_keys* key
                                       int64_t local_window, int n_threads, float* best) {
     return twinkv::guard([&] {
         twinkv::require(device != nullptr, "device is missing");
-        twinkv::check(keys, local_window);
+        twinkv::check_call(keys, local_window);
         const int threads = twinkv::resolve_threads(n_threads);
         twinkv::Device on(device, threads);
         for (int64_t h = 0; h < keys->n_heads; ++h) {
