@@ -286,8 +286,8 @@ void best_twin(const Context& context, const uint8_t* retained, float enough, fl
     const Packed columns = packed(kept, Side::both), rows = packed(rest, Side::rows);
     const Problem among_kept(head, context.kernels, context.center, columns, columns, triangle_bands(head, columns),
                              true);
-    const Problem of_rest(head, context.kernels, context.center, rows, columns, window_bands(head, rows, columns),
-                          false);
+    const Problem of_rest(head, context.kernels, context.center, rows, columns,
+                          window_bands(head, rows.token, columns.token), false);
     Shared kept_shared(columns), rest_shared(rows);
     sweep({&of_rest, &among_kept}, context.n_threads, [&](const Problem& problem) {
         return problem.triangle ? Maximum(problem, true, enough_retained, kept_shared)

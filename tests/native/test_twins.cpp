@@ -198,11 +198,19 @@ void test_api(const Kernels& kernels, int type, int64_t n, int64_t d, int64_t n_
             }
         }
     }
+    std::vector<int32_t> device_counts(counts.size());
+    std::vector<float> device_best(best.size());
+    CHECK(twinkv_device_twin_counts("CPU", &keys, tau, 6, 2, device_counts.data()) == TWINKV_OK, "%s",
+          twinkv_last_error());
+    CHECK(twinkv_device_best_twin("CPU", &keys, retained.data(), 6, 2, device_best.data()) == TWINKV_OK, "%s",
+          twinkv_last_error());
+    CHECK(device_counts == counts && device_best == best, "ggml's CPU device differs, type %d", type);
     for (auto mode : {TWINKV_REPAIR_PAPER, TWINKV_REPAIR_CONSISTENT}) {
         const twinkv_repair_params params{mode, 0.9f, 6, 4, 16};
         auto repaired = retained;
         std::vector<twinkv_repair_stats> stats{size_t(n_heads)};
-        CHECK(twinkv_repair(&keys, &params, 2, repaired.data(), stats.data()) == TWINKV_OK, "%s", twinkv_last_error());
+        CHECK(twinkv_repair(&keys, &params, 2, nullptr, repaired.data(), stats.data()) == TWINKV_OK, "%s",
+              twinkv_last_error());
         for (int64_t h = 0; h < n_heads; ++h) {
             const auto count = [&](const std::vector<uint8_t>& set) {
                 return std::accumulate(set.begin() + h * n, set.begin() + (h + 1) * n, 0);
@@ -230,6 +238,7 @@ void test_bad_arguments() {
     const int32_t backwards[] = {7, 6, 5, 4, 3, 2, 1, 0};
     bad.positions = backwards;
     CHECK(twinkv_twin_counts(&bad, 0.9f, 0, 1, counts.data()) == TWINKV_EINVAL, "positions");
+    CHECK(twinkv_device_twin_counts("abacus", &good, 0.9f, 0, 1, counts.data()) == TWINKV_EUNSUPPORTED, "device");
     CHECK(twinkv_set_isa("abacus") == TWINKV_EINVAL, "isa");
 }
 
