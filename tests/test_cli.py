@@ -17,7 +17,7 @@ from twinkv_edge.cli.options import CompressionOptions
 from twinkv_edge.cli.prompt import Vocabulary
 
 DOCUMENT = Path(__file__).parent.parent / "examples" / "document.txt"
-CODE = "4718263"
+CODE = "9152860"
 
 
 @pytest.fixture

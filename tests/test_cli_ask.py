@@ -9,7 +9,8 @@ import pytest
 from cli_common import QUESTION, SHORT, Run, runner
 
 import twinkv_edge as tk
-from twinkv_edge.cli.generation import prefill
+from twinkv_edge.cli.generation import Answer, prefill, stream
+from twinkv_edge.cli.options import AnswerOptions
 from twinkv_edge.cli.prompt import ChatPrompt, Vocabulary, question_about, tail_length
 
 STREAMING = ("--policy", "streaming_llm", "--repair", "none", "--ratio", "0.6", "--n-recent", "30")
@@ -99,22 +100,25 @@ def test_bounded_prefill_never_holds_the_document(run: Run, document: str) -> No
     assert found["cache"]["after"]["cells"] == 112
 
 
-def test_timing_leaves_no_trace(
-    run: Run, document: str, open_llm: Any, prompt: ChatPrompt, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("policy", ["keydiff", "snapkv", "expected_attention"])
+def test_clock_and_comparison_leave_no_trace(
+    run: Run, document: str, open_llm: Any, prompt: ChatPrompt, policy: str
 ) -> None:
-    """The tokens decoded for the clock are taken back: the answer is that of a session that never decoded them."""
-    options = ("--policy", "keydiff", "--ratio", "0.5", "--n-recent", "40", "--type-k", "q8_0", "--type-v", "q8_0")
-    answer = run("ask", document, QUESTION, *options, "--threads", "1", "--max-tokens", "12", "--json").json
+    """The tokens decoded on the full cache are taken back: the answer is that of a session that never decoded them,
+    also with policies that score by what was captured of the queries."""
+    options = ("--policy", policy, "--ratio", "0.5", "--n-recent", "40", "--type-k", "q8_0", "--type-v", "q8_0")
+    result = run("ask", document, QUESTION, *options, "--threads", "1", "--max-tokens", "12", "--json", "--compare")
+    assert result.err == ""
+    found = result.json
     tokens = prompt.begin([question_about(SHORT, QUESTION)])
-    llm = open_llm(None, n_threads=1, n_threads_batch=1, type_k=8, type_v=8, n_ctx=answer["cache"]["n_ctx"])
+    cfg = tk.Compression(policy=policy, n_recent=40)
+    llm = open_llm(None, n_threads=1, n_threads_batch=1, type_k=8, type_v=8, n_ctx=512, compression=cfg)
     prefill(llm, tokens)
-    llm.compress(policy="keydiff", ratio=0.5, n_recent=40)
-    said: list[int] = []
-    for token in llm.generate(tokens, temp=0.0):
-        if prompt.vocabulary.ends_answer(token) or len(said) == 12:
-            break
-        said.append(token)
-    assert b"".join(map(prompt.vocabulary.piece, said)).decode() == answer["answer"]
+    report = llm.compress()
+    assert found["compression"]["swaps"] == report.swaps
+    answer = Answer()
+    text = "".join(stream(llm, prompt.vocabulary, tokens, AnswerOptions(max_tokens=12), answer))
+    assert found["answer"] == text == answer.text
 
 
 def test_prompt_is_the_one_of_create_chat_completion(open_llm: Any, prompt: ChatPrompt) -> None:

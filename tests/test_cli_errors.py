@@ -124,30 +124,30 @@ def test_no_embedded_model(run: Run, files: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_failure_in_the_middle_leaves_one_line(run: Run, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: tk.CompressedLlama, *args: object, **kwargs: object) -> None:
+    def broken(*args: object) -> None:
         raise tk.CacheStateError("keys are\nnot finite")
 
-    monkeypatch.setattr(tk.CompressedLlama, "compress", broken)
+    monkeypatch.setattr("twinkv_edge.pipeline.carry_out", broken)
     result = run("ask", str(files / "short.txt"), QUESTION, "--json")
     assert result.code == 2
     assert result.json == {"error": "keys are not finite"}
 
 
 def test_interrupted(run: Run, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(self: tk.CompressedLlama, *args: object, **kwargs: object) -> None:
+    def interrupt(*args: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(tk.CompressedLlama, "compress", interrupt)
+    monkeypatch.setattr("twinkv_edge.pipeline.carry_out", interrupt)
     result = run("ask", str(files / "short.txt"), QUESTION)
     assert result.code == 130
     assert result.err.strip() == "interrupted"
 
 
 def test_errors_that_are_not_ours_are_not_hidden(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def bug(self: tk.CompressedLlama, *args: object, **kwargs: object) -> None:
+    def bug(*args: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(tk.CompressedLlama, "compress", bug)
+    monkeypatch.setattr("twinkv_edge.pipeline.carry_out", bug)
     with pytest.raises(ZeroDivisionError):
         main(["ask", str(files / "short.txt"), QUESTION])
 

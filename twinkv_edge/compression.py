@@ -65,7 +65,7 @@ class Compression:
         InputError: A value is out of range.
     """
 
-    policy: str = "streaming_llm"
+    policy: str = "snapkv"
     ratio: float = 0.5
     repair: RepairMode = "paper"
     layout: Layout = "head"

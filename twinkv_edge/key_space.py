@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._install import native
 from .errors import UnsupportedModelError
 
 HALF_SPLIT = 2  # GGML_ROPE_TYPE_NEOX: pair p is (p, p + n_dims/2); otherwise (2p, 2p+1)
@@ -42,6 +41,8 @@ def unrotated(
     """
     out = np.array(rows, dtype=np.float32, order="C", copy=True)
     rope = rotation.rope
+    from ._install import native  # here, so that policies can be listed without loading llama.cpp
+
     native.unrotate(
         rope, list(rope["freq_factors"]), rotation.hadamard, out, np.ascontiguousarray(positions, dtype=np.int32)
     )
@@ -80,6 +81,8 @@ def mean_rotation(rotation: Rotation, first: int, n: int, d: int) -> npt.NDArray
     matrix = np.eye(d)
     if n_dims:
         cosines, sines = np.empty((2, n_dims // 2))
+        from ._install import native
+
         native.mean_rotation(rotation.rope, list(rotation.rope["freq_factors"]), first, n, cosines, sines)
         pairs = np.arange(n_dims // 2)
         a, b = (pairs, pairs + n_dims // 2) if rotation.rope["mode"] == HALF_SPLIT else (2 * pairs, 2 * pairs + 1)

@@ -210,7 +210,13 @@ def _plan_cells(
 
 def compress(kv: KVCache, cfg: Compression, tau: float, progress: Progress | None = None) -> CompressionReport:
     """Plans, evicts, and reports. If anything fails the cache is as it was."""
-    plan = make_plan(kv, cfg, tau, progress)
+    return carry_out(kv, make_plan(kv, cfg, tau, progress), cfg, tau)
+
+
+def carry_out(kv: KVCache, plan: Plan, cfg: Compression, tau: float) -> CompressionReport:
+    """Evicts what a plan made by these settings leaves out, and reports. The cache must hold what it held then; tokens
+    may have been decoded and taken back since.
+    """
     report = kv.evict(plan.retained)
     return replace(
         report,

@@ -104,10 +104,43 @@ typedef struct twinkv_repair_stats {
     int64_t n_swaps, n_orphans, n_donors; /* orphans and donors as judged against the set given */
 } twinkv_repair_stats;
 
-/* Section 3.4: swaps redundant donors for orphans within the budget. retained [n_heads, n] is rewritten in
- * place, as many tokens per head as before; stats [n_heads]. A key without direction is never admitted. */
+/* Section 3.4: swaps redundant donors for orphans within the budget. retained [n_heads, n] is rewritten in place,
+ * as many tokens per head as before; stats [n_heads]. A key without direction is never admitted.
+ * best [n_heads, n]: what twinkv_best_twin() gives for the same keys and set, if it is known; else NULL. */
 TWINKV_API twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_repair_params* params, int n_threads,
-                                       uint8_t* retained, twinkv_repair_stats* stats);
+                                       const float* best, uint8_t* retained, twinkv_repair_stats* stats);
+
+/* The same on a device of ggml (a graph on its backend), named as ggml_backend_dev_name() names it: "CPU", "Metal",
+ * "Vulkan0". Fails with TWINKV_EUNSUPPORTED where there is none of that name, or none precise enough. */
+TWINKV_API twinkv_status twinkv_device_twin_counts(const char* device, const twinkv_keys* keys, float tau,
+                                                   int64_t local_window, int n_threads, int32_t* counts);
+TWINKV_API twinkv_status twinkv_device_best_twin(const char* device, const twinkv_keys* keys, const uint8_t* retained,
+                                                 int64_t local_window, int n_threads, float* best);
+
+/* The same on an NVIDIA GPU (compute capability 8.0 and later), by kernels of our own. keys->data may be a device
+ * pointer: float32, float16, bfloat16, q8_0 and q4_0 rows are then read where they lie. Positions, masks and results
+ * are in host memory. Why they cannot run here, or NULL when they can: */
+TWINKV_API const char* twinkv_cuda_unavailable(void);
+TWINKV_API twinkv_status twinkv_cuda_twin_counts(const twinkv_keys* keys, float tau, int64_t local_window,
+                                                 int32_t* counts);
+TWINKV_API twinkv_status twinkv_cuda_best_twin(const twinkv_keys* keys, const uint8_t* retained, int64_t local_window,
+                                               float* best);
+
+/* ggml's devices: NULL past the last. is_gpu may be NULL. */
+TWINKV_API const char* twinkv_device_name(int index, bool* is_gpu);
+
+/* The instruction sets the kernels are built for, best first: NULL past the last. supported may be NULL. */
+TWINKV_API const char* twinkv_isa_name(int index, bool* supported);
+
+/* The one in use: the best supported, unless the environment variable TWINKV_ISA or twinkv_set_isa() names
+ * another (NULL: the best again). Results are the same with each. */
+TWINKV_API twinkv_status twinkv_isa(const char** isa);
+TWINKV_API twinkv_status twinkv_set_isa(const char* isa);
+
+/* Operations per second (two for a multiply-add) that a kind of this processor's multipliers reach at most, measured
+ * for about so many seconds on n_threads at once: what `bench kernels` holds the kernels against. */
+TWINKV_API const char* twinkv_peak_name(int index, bool* supported);
+TWINKV_API twinkv_status twinkv_peak(int index, int n_threads, double seconds, double* operations_per_second);
 
 /* ---- tap: what a context computes, watched through the public cb_eval (native/tap) ----------------------
  */
@@ -272,14 +305,6 @@ TWINKV_API twinkv_status twinkv_evict_in_place(struct llama_context* ctx, const 
 
 /* For tests of the way back: the next n states handed to llama.cpp are spoiled first, so that it refuses them. */
 TWINKV_API void twinkv_test_spoil_states(int n);
-
-/* The instruction sets the kernels are built for, best first: NULL past the last. supported may be NULL. */
-TWINKV_API const char* twinkv_isa_name(int index, bool* supported);
-
-/* The one in use: the best supported, unless the environment variable TWINKV_ISA or twinkv_set_isa() names
- * another (NULL: the best again). Results are the same with each. */
-TWINKV_API twinkv_status twinkv_isa(const char** isa);
-TWINKV_API twinkv_status twinkv_set_isa(const char* isa);
 
 #ifdef __cplusplus
 }

@@ -73,9 +73,13 @@ void bind_twins(nb::module_& m) {
     m.def(
         "repair",
         [](Keys keys, Positions positions, PerToken<uint8_t> retained, bool consistent, float tau, int64_t local_window,
-           int64_t n_sink, int64_t n_recent, int n_threads, Array<int64_t, nb::ndim<2>> stats) {
+           int64_t n_sink, int64_t n_recent, int n_threads, std::optional<Array<const float, nb::ndim<2>>> best,
+           Array<int64_t, nb::ndim<2>> stats) {
             const twinkv_keys k = keys_of(keys, positions);
             check_per_token(k, retained.shape(0), retained.shape(1));
+            if (best) {
+                check_per_token(k, best->shape(0), best->shape(1));
+            }
             static_assert(sizeof(twinkv_repair_stats) == 3 * sizeof(int64_t), "stats [n_heads, 3]");
             if (int64_t(stats.shape(0)) != k.n_heads || stats.shape(1) != 3) {
                 throw nb::value_error("stats must be [n_heads, 3]");
@@ -83,12 +87,62 @@ void bind_twins(nb::module_& m) {
             const twinkv_repair_params params{consistent ? TWINKV_REPAIR_CONSISTENT : TWINKV_REPAIR_PAPER, tau,
                                               local_window, n_sink, n_recent};
             call([&] {
-                return twinkv_repair(&k, &params, n_threads, retained.data(),
+                return twinkv_repair(&k, &params, n_threads, best ? best->data() : nullptr, retained.data(),
                                      reinterpret_cast<twinkv_repair_stats*>(stats.data()));
             });
         },
         "keys"_a, "positions"_a.none(), "retained"_a, "consistent"_a, "tau"_a, "local_window"_a, "n_sink"_a,
-        "n_recent"_a, "n_threads"_a, "stats"_a);
+        "n_recent"_a, "n_threads"_a, "best"_a.none(), "stats"_a);
+    m.def(
+        "device_twin_counts",
+        [](std::string device, Keys keys, Positions positions, float tau, int64_t local_window, int n_threads,
+           PerToken<int32_t> out) {
+            const twinkv_keys k = keys_of(keys, positions);
+            check_per_token(k, out.shape(0), out.shape(1));
+            call([&] {
+                return twinkv_device_twin_counts(device.c_str(), &k, tau, local_window, n_threads, out.data());
+            });
+        },
+        "device"_a, "keys"_a, "positions"_a.none(), "tau"_a, "local_window"_a, "n_threads"_a, "out"_a);
+    m.def(
+        "device_best_twin",
+        [](std::string device, Keys keys, Positions positions, Mask retained, int64_t local_window, int n_threads,
+           PerToken<float> out) {
+            const twinkv_keys k = keys_of(keys, positions);
+            check_per_token(k, out.shape(0), out.shape(1));
+            check_per_token(k, retained.shape(0), retained.shape(1));
+            call([&] {
+                return twinkv_device_best_twin(device.c_str(), &k, retained.data(), local_window, n_threads,
+                                               out.data());
+            });
+        },
+        "device"_a, "keys"_a, "positions"_a.none(), "retained"_a, "local_window"_a, "n_threads"_a, "out"_a);
+    m.def("cuda_unavailable", [] { return twinkv_cuda_unavailable(); }); // a reason, or None
+    m.def(
+        "cuda_twin_counts",
+        [](Keys keys, Positions positions, float tau, int64_t local_window, PerToken<int32_t> out) {
+            const twinkv_keys k = keys_of(keys, positions);
+            check_per_token(k, out.shape(0), out.shape(1));
+            call([&] { return twinkv_cuda_twin_counts(&k, tau, local_window, out.data()); });
+        },
+        "keys"_a, "positions"_a.none(), "tau"_a, "local_window"_a, "out"_a);
+    m.def(
+        "cuda_best_twin",
+        [](Keys keys, Positions positions, Mask retained, int64_t local_window, PerToken<float> out) {
+            const twinkv_keys k = keys_of(keys, positions);
+            check_per_token(k, out.shape(0), out.shape(1));
+            check_per_token(k, retained.shape(0), retained.shape(1));
+            call([&] { return twinkv_cuda_best_twin(&k, retained.data(), local_window, out.data()); });
+        },
+        "keys"_a, "positions"_a.none(), "retained"_a, "local_window"_a, "out"_a);
+    m.def("devices", [] { // name -> whether it is a GPU
+        nb::dict out;
+        bool is_gpu = false;
+        for (int i = 0; const char* name = twinkv_device_name(i, &is_gpu); ++i) {
+            out[name] = is_gpu;
+        }
+        return out;
+    });
     m.def("isas", [] { // name -> whether this processor has it, best first
         nb::dict out;
         bool supported = false;
@@ -97,6 +151,21 @@ void bind_twins(nb::module_& m) {
         }
         return out;
     });
+    m.def(
+        "peaks", // name -> operations per second, of the multipliers this processor has
+        [](int n_threads, double seconds) {
+            nb::dict out;
+            bool supported = false;
+            for (int i = 0; const char* name = twinkv_peak_name(i, &supported); ++i) {
+                if (supported) {
+                    double rate = 0;
+                    call([&] { return twinkv_peak(i, n_threads, seconds, &rate); });
+                    out[name] = rate;
+                }
+            }
+            return out;
+        },
+        "n_threads"_a, "seconds"_a);
     m.def("isa", [] {
         const char* isa = nullptr;
         check(twinkv_isa(&isa));

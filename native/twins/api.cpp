@@ -1,6 +1,7 @@
 // The C interface of this folder: checks, and which threads work on what.
 #include "core/parallel.hpp"
 #include "core/status.hpp"
+#include "twins/device.hpp"
 #include "twins/twins.hpp"
 
 #include <cmath>
@@ -22,16 +23,6 @@ template <class F> void for_each_head(int64_t n_heads, int n_threads, F&& f) {
     }
 }
 
-void check(const twinkv_keys* keys, int64_t local_window) {
-    require(keys != nullptr, "keys are missing");
-    check_keys(*keys);
-    require(local_window >= 0, "local_window must not be negative");
-}
-
-void check_tau(float tau) {
-    require(std::isfinite(tau) && tau > -1 && tau <= 1, "tau must lie in (-1, 1]");
-}
-
 } // namespace
 } // namespace twinkv
 
@@ -40,7 +31,7 @@ extern "C" {
 twinkv_status twinkv_twin_counts(const twinkv_keys* keys, float tau, int64_t local_window, int n_threads,
                                  int32_t* counts) {
     return twinkv::guard([&] {
-        twinkv::check(keys, local_window);
+        twinkv::check_call(keys, local_window);
         twinkv::check_tau(tau);
         twinkv::for_each_head(keys->n_heads, n_threads, [&](int64_t h, int threads) {
             const auto head = twinkv::load_head(*keys, h, local_window, threads);
@@ -52,7 +43,7 @@ twinkv_status twinkv_twin_counts(const twinkv_keys* keys, float tau, int64_t loc
 twinkv_status twinkv_best_twin(const twinkv_keys* keys, const uint8_t* retained, int64_t local_window, int n_threads,
                                float* best) {
     return twinkv::guard([&] {
-        twinkv::check(keys, local_window);
+        twinkv::check_call(keys, local_window);
         twinkv::for_each_head(keys->n_heads, n_threads, [&](int64_t h, int threads) {
             const auto head = twinkv::load_head(*keys, h, local_window, threads);
             twinkv::best_twin({head, threads}, retained + h * keys->n, INFINITY, INFINITY, best + h * keys->n);
@@ -62,7 +53,7 @@ twinkv_status twinkv_best_twin(const twinkv_keys* keys, const uint8_t* retained,
 
 twinkv_status twinkv_invalid_keys(const twinkv_keys* keys, int n_threads, uint8_t* invalid) {
     return twinkv::guard([&] {
-        twinkv::check(keys, 0);
+        twinkv::check_call(keys, 0);
         twinkv::for_each_head(keys->n_heads, n_threads, [&](int64_t h, int threads) {
             const auto head = twinkv::load_head(*keys, h, 0, threads);
             std::transform(head.valid.begin(), head.valid.end(), invalid + h * keys->n,
@@ -72,10 +63,10 @@ twinkv_status twinkv_invalid_keys(const twinkv_keys* keys, int n_threads, uint8_
 }
 
 twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_repair_params* params, int n_threads,
-                            uint8_t* retained, twinkv_repair_stats* stats) {
+                            const float* best, uint8_t* retained, twinkv_repair_stats* stats) {
     return twinkv::guard([&] {
         twinkv::require(params != nullptr, "params are missing");
-        twinkv::check(keys, params->local_window);
+        twinkv::check_call(keys, params->local_window);
         twinkv::check_tau(params->tau);
         twinkv::require(params->n_sink >= 0 && params->n_recent >= 0, "n_sink and n_recent must not be negative");
         twinkv::require(params->mode == TWINKV_REPAIR_PAPER || params->mode == TWINKV_REPAIR_CONSISTENT,
@@ -84,9 +75,51 @@ twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_repair_params*
         std::vector<uint8_t> result(retained, retained + keys->n_heads * keys->n);
         twinkv::for_each_head(keys->n_heads, n_threads, [&](int64_t h, int threads) {
             const auto head = twinkv::load_head(*keys, h, params->local_window, threads);
-            stats[h] = twinkv::repair({head, threads}, *params, result.data() + h * keys->n);
+            stats[h] = twinkv::repair({head, threads}, *params, best ? best + h * keys->n : nullptr,
+                                      result.data() + h * keys->n);
         });
         std::copy(result.begin(), result.end(), retained);
     });
+}
+
+twinkv_status twinkv_device_twin_counts(const char* device, const twinkv_keys* keys, float tau, int64_t local_window,
+                                        int n_threads, int32_t* counts) {
+    return twinkv::guard([&] {
+        twinkv::require(device != nullptr, "device is missing");
+        twinkv::check_call(keys, local_window);
+        twinkv::check_tau(tau);
+        const int threads = twinkv::resolve_threads(n_threads);
+        twinkv::Device on(device, threads);
+        for (int64_t h = 0; h < keys->n_heads; ++h) {
+            const auto head = twinkv::load_head(*keys, h, local_window, threads);
+            twinkv::device_twin_counts(on, {head, threads}, tau, counts + h * keys->n);
+        }
+    });
+}
+
+twinkv_status twinkv_device_best_twin(const char* device, const twinkv_keys* keys, const uint8_t* retained,
+                                      int64_t local_window, int n_threads, float* best) {
+    return twinkv::guard([&] {
+        twinkv::require(device != nullptr, "device is missing");
+        twinkv::check_call(keys, local_window);
+        const int threads = twinkv::resolve_threads(n_threads);
+        twinkv::Device on(device, threads);
+        for (int64_t h = 0; h < keys->n_heads; ++h) {
+            const auto head = twinkv::load_head(*keys, h, local_window, threads);
+            twinkv::device_best_twin(on, {head, threads}, retained + h * keys->n, best + h * keys->n);
+        }
+    });
+}
+
+const char* twinkv_device_name(int index, bool* is_gpu) {
+    if (index < 0 || size_t(index) >= ggml_backend_dev_count()) {
+        return nullptr;
+    }
+    const ggml_backend_dev_t device = ggml_backend_dev_get(size_t(index));
+    if (is_gpu) {
+        const auto type = ggml_backend_dev_type(device);
+        *is_gpu = type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
+    }
+    return ggml_backend_dev_name(device);
 }
 }

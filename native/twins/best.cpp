@@ -44,8 +44,6 @@ class Maximum {
             row_floor_.assign(floor + first_row_, floor + first_row_ + rows);
             column_floor_.assign(floor + first_column_, floor + first_column_ + columns);
         }
-        row_fresh_ = fresh(row_floor_);
-        column_fresh_ = fresh(column_floor_);
         row_threshold_.resize(size_t(rows));
         column_threshold_.resize(size_t(columns));
         for (int64_t r = 0; r < rows; ++r) {
@@ -77,27 +75,16 @@ class Maximum {
     }
 
     void process(Tile& tile) {
-        const int64_t row0 = tile.group * tile_size - first_row_, column0 = tile.panel * tile_size - first_column_;
-        const float* column = problem_.columns.shift.data() + tile.panel * tile_size;
-        const float* row = problem_.rows.shift.data() + tile.group * tile_size;
-        uint8_t &rows_fresh = row_fresh_[size_t(row0 / tile_size)], none = 0;
-        uint8_t& columns_fresh = symmetric_ ? column_fresh_[size_t(column0 / tile_size)] : none;
-        if (rows_fresh || columns_fresh) {
-            raise_floors(tile, row, column, row0, column0);
-            rows_fresh = columns_fresh = tile.partial;
+        uint16_t place[tile_size * tile_size];
+        int64_t count = candidates(tile, place);
+        if (count > 2 * tile_size) {
+            // Little was known, and nearly every pair looks good: floors for the whole tile first.
+            raise_floors(tile);
+            count = candidates(tile, place);
         }
-        const float* by_row = row_threshold_.data() + row0;
-        uint32_t masks[tile_size];
-        const bool any = symmetric_ ? problem_.kernels.above_either(tile.sim, column, row, tile.error, by_row,
-                                                                    column_threshold_.data() + column0, masks)
-                                    : problem_.kernels.above(tile.sim, column, tile.error, by_row, masks);
-        if (!any) {
-            return;
+        if (count > 0) {
+            look(tile, place, count);
         }
-        for (int64_t r = 0; tile.partial && r < tile_size; ++r) {
-            masks[r] &= tile.allowed[r];
-        }
-        look(tile, masks);
         if (candidates_.size() > candidates_kept) {
             std::lock_guard<std::mutex> lock(shared_.mutex);
             raise(row_floor_, shared_.floor.data() + first_row_);
@@ -131,18 +118,29 @@ class Maximum {
         }
     }
 
-    // Groups of 32 where little is known yet and nearly every pair looks good: they get floors for a whole
-    // tile first.
-    static std::vector<uint8_t> fresh(const std::vector<float>& floor) {
-        std::vector<uint8_t> out(floor.size() / tile_size);
-        for (size_t g = 0; g < out.size(); ++g) {
-            const float* first = floor.data() + g * tile_size;
-            out[g] = std::find(first, first + tile_size, -1.0f) != first + tile_size;
+    // Pairs of a tile that may be better than what is known, as places (32 * row + column); how many.
+    int64_t candidates(const Tile& tile, uint16_t* place) const {
+        uint32_t masks[tile_size];
+        const int64_t row0 = tile.group * tile_size, column0 = tile.panel * tile_size;
+        const float *row = problem_.rows.shift.data() + row0, *column = problem_.columns.shift.data() + column0;
+        const float* by_row = row_threshold_.data() + row0 - first_row_;
+        const float* by_column = column_threshold_.data() + column0 - first_column_;
+        const bool any =
+            symmetric_ ? problem_.kernels.above_either(tile.sim, column, row, tile.error, by_row, by_column, masks)
+                       : problem_.kernels.above(tile.sim, column, tile.error, by_row, masks);
+        if (!any) {
+            return 0;
         }
-        return out;
+        for (int64_t r = 0; tile.partial && r < tile_size; ++r) {
+            masks[r] &= tile.allowed[r];
+        }
+        return list_bits(masks, place, tile_size * tile_size);
     }
 
-    void raise_floors(Tile& tile, const float* row, const float* column, int64_t row0, int64_t column0) {
+    void raise_floors(Tile& tile) {
+        const int64_t row0 = tile.group * tile_size - first_row_, column0 = tile.panel * tile_size - first_column_;
+        const float* column = problem_.columns.shift.data() + tile.panel * tile_size;
+        const float* row = problem_.rows.shift.data() + tile.group * tile_size;
         for (int64_t r = 0; tile.partial && r < tile_size; ++r) {
             for (uint32_t hidden = ~tile.allowed[r]; hidden != 0; hidden &= hidden - 1) {
                 tile.sim[r * tile_size + __builtin_ctz(hidden)] = -infinity;
@@ -168,40 +166,43 @@ class Maximum {
 
     // Pairs that may be better than what is known, each with an error bound of its own: first raise the
     // floors, then remember those that still are above them.
-    void look(const Tile& tile, const uint32_t* masks) {
-        uint16_t place[tile_size * tile_size];
+    void look(const Tile& tile, const uint16_t* place, int64_t count) {
         float ceiling[tile_size * tile_size];
-        const int64_t count = list_bits(masks, place, tile_size * tile_size);
         const int64_t row0 = tile.group * tile_size, column0 = tile.panel * tile_size;
         const float *row = problem_.rows.shift.data() + row0, *column = problem_.columns.shift.data() + column0;
         const Lengths* row_lengths = problem_.rows.lengths.data() + row0;
         const Lengths* column_lengths = problem_.columns.lengths.data() + column0;
         float* row_floor = row_floor_.data() + row0 - first_row_;
         float* column_floor = column_floor_.data() + column0 - first_column_;
+        // few branches here: which pair is better than what is known cannot be predicted
         for (int64_t p = 0; p < count; ++p) {
             const int64_t r = place[p] / tile_size, c = place[p] % tile_size;
             const float error = problem_.bound(row_lengths[r], column_lengths[c]);
             const float approximate = tile.sim[place[p]] + column[c] + (row[r] + square_);
             ceiling[p] = approximate + error;
-            if (approximate - error > row_floor[r]) {
-                row_floor[r] = approximate - error;
-                set_row_threshold(row0 - first_row_ + r);
-            }
-            if (symmetric_ && approximate - error > column_floor[c]) {
-                column_floor[c] = approximate - error;
-                set_column_threshold(column0 - first_column_ + c);
+            row_floor[r] = std::max(row_floor[r], approximate - error);
+            if (symmetric_) {
+                column_floor[c] = std::max(column_floor[c], approximate - error);
             }
         }
+        size_t kept = candidates_.size();
+        candidates_.resize(kept + size_t(count));
         for (int64_t p = 0; p < count; ++p) {
             const int64_t r = place[p] / tile_size, c = place[p] % tile_size;
-            if (wanted(row_floor[r], ceiling[p]) || (symmetric_ && wanted(column_floor[c], ceiling[p]))) {
-                candidates_.push_back({int32_t(row0 + r), int32_t(column0 + c), ceiling[p]});
+            bool keep = wanted(row_floor[r], ceiling[p]);
+            set_row_threshold(row0 - first_row_ + r);
+            if (symmetric_) {
+                keep |= wanted(column_floor[c], ceiling[p]);
+                set_column_threshold(column0 - first_column_ + c);
             }
+            candidates_[kept] = {int32_t(row0 + r), int32_t(column0 + c), ceiling[p]};
+            kept += keep;
         }
+        candidates_.resize(kept);
     }
 
     // Whether a pair at most this similar can change what is known of a token.
-    bool wanted(float floor, float ceiling) const { return ceiling > floor && floor < enough_; }
+    bool wanted(float floor, float ceiling) const { return bool(int(ceiling > floor) & int(floor < enough_)); }
 
     // Floors have risen since most candidates were found; the caller holds the lock, as for the next.
     void make_room() {
@@ -260,7 +261,6 @@ class Maximum {
     int64_t first_row_ = 0, first_column_ = 0;
     std::vector<float> row_floor_, column_floor_;         // as known to this thread
     std::vector<float> row_threshold_, column_threshold_; // what a tile's values are held against
-    std::vector<uint8_t> row_fresh_, column_fresh_;       // per group of 32
     std::vector<Candidate> candidates_;
 };
 
@@ -286,8 +286,8 @@ void best_twin(const Context& context, const uint8_t* retained, float enough, fl
     const Packed columns = packed(kept, Side::both), rows = packed(rest, Side::rows);
     const Problem among_kept(head, context.kernels, context.center, columns, columns, triangle_bands(head, columns),
                              true);
-    const Problem of_rest(head, context.kernels, context.center, rows, columns, window_bands(head, rows, columns),
-                          false);
+    const Problem of_rest(head, context.kernels, context.center, rows, columns,
+                          window_bands(head, rows.token, columns.token), false);
     Shared kept_shared(columns), rest_shared(rows);
     sweep({&of_rest, &among_kept}, context.n_threads, [&](const Problem& problem) {
         return problem.triangle ? Maximum(problem, true, enough_retained, kept_shared)

@@ -203,8 +203,8 @@ void twin_counts(const Context& context, float tau, int32_t* counts) {
 TwinRows twin_rows(const Context& context, const std::vector<int32_t>& rows, const Packed& columns, float tau) {
     const Head& head = context.head;
     const Packed packed = pack(head, context.kernels, context.center, rows, Side::rows, 1);
-    const Problem problem(head, context.kernels, context.center, packed, columns, window_bands(head, packed, columns),
-                          false);
+    const Problem problem(head, context.kernels, context.center, packed, columns,
+                          window_bands(head, packed.token, columns.token), false);
     TwinRows out;
     out.words = columns.groups;
     out.bits.assign(rows.size() * size_t(out.words), 0);

@@ -65,6 +65,16 @@ void check_keys(const twinkv_keys& keys) {
     require(keys.data != nullptr || keys.n == 0 || keys.n_heads == 0, "keys are missing");
 }
 
+void check_call(const twinkv_keys* keys, int64_t local_window) {
+    require(keys != nullptr, "keys are missing");
+    check_keys(*keys);
+    require(local_window >= 0, "local_window must not be negative");
+}
+
+void check_tau(float tau) {
+    require(std::isfinite(tau) && tau > -1 && tau <= 1, "tau must lie in (-1, 1]");
+}
+
 Head load_head(const twinkv_keys& keys, int64_t head, int64_t window, int n_threads) {
     Head out;
     out.n = keys.n;

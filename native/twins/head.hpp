@@ -34,8 +34,10 @@ inline float similarity(const float* a, const float* b, int64_t d) {
     return float(sum);
 }
 
-// Throws Error on sizes that cannot be, before any key is read.
+// Throw Error on arguments that cannot be, before any key is read.
 void check_keys(const twinkv_keys& keys);
+void check_call(const twinkv_keys* keys, int64_t local_window);
+void check_tau(float tau);
 
 Head load_head(const twinkv_keys& keys, int64_t head, int64_t window, int n_threads);
 

@@ -128,13 +128,18 @@ std::vector<int32_t> release(const Context& context, float tau, std::vector<int3
 
 } // namespace
 
-twinkv_repair_stats repair(const Context& context, const twinkv_repair_params& params, uint8_t* retained) {
-    // A token that is not retained is an orphan by its exact best below tau or none at all; donors are ranked
-    // by theirs in the paper's mode only.
+twinkv_repair_stats repair(const Context& context, const twinkv_repair_params& params, const float* known,
+                           uint8_t* retained) {
+    // A token that is not retained is an orphan by its exact best below tau or none at all; donors are ranked by
+    // theirs in the paper's mode only.
     const bool consistent = params.mode == TWINKV_REPAIR_CONSISTENT;
     std::vector<float> best(size_t(context.head.n));
-    best_twin(context, retained, params.tau, consistent ? params.tau : std::numeric_limits<float>::infinity(),
-              best.data());
+    if (known) {
+        std::copy_n(known, best.size(), best.data());
+    } else {
+        best_twin(context, retained, params.tau, consistent ? params.tau : std::numeric_limits<float>::infinity(),
+                  best.data());
+    }
     Candidates c = judge(context.head, params, best, retained);
     twinkv_repair_stats stats{0, int64_t(c.orphans.size()), int64_t(c.donors.size())};
     if (consistent) {

@@ -24,14 +24,15 @@ int32_t first_at(const Head& head, const std::vector<int32_t>& token, int32_t hi
 
 } // namespace
 
-std::vector<Band> window_bands(const Head& head, const Packed& rows, const Packed& columns) {
+std::vector<Band> window_bands(const Head& head, const std::vector<int32_t>& rows,
+                               const std::vector<int32_t>& columns) {
     std::vector<Band> out;
-    out.reserve(rows.token.size());
+    out.reserve(rows.size());
     Band band{0, 0};
-    for (int32_t token : rows.token) {
+    for (int32_t token : rows) {
         const int64_t p = head.pos[size_t(token)];
-        band.begin = first_at(head, columns.token, band.begin, p - head.window);
-        band.end = first_at(head, columns.token, band.end, p + head.window + 1);
+        band.begin = first_at(head, columns, band.begin, p - head.window);
+        band.end = first_at(head, columns, band.end, p + head.window + 1);
         out.push_back(band);
     }
     return out;

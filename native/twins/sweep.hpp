@@ -20,7 +20,7 @@ struct Band {
 };
 
 // Those within the local window of each row, itself among them.
-std::vector<Band> window_bands(const Head& head, const Packed& rows, const Packed& columns);
+std::vector<Band> window_bands(const Head& head, const std::vector<int32_t>& rows, const std::vector<int32_t>& columns);
 
 // The same for a set against itself, each pair once: nothing before the end of the window.
 std::vector<Band> triangle_bands(const Head& head, const Packed& set);

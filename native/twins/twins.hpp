@@ -34,7 +34,8 @@ struct TwinRows {
 
 TwinRows twin_rows(const Context& context, const std::vector<int32_t>& rows, const Packed& columns, float tau);
 
-// Rewrites retained [n] within its budget.
-twinkv_repair_stats repair(const Context& context, const twinkv_repair_params& params, uint8_t* retained);
+// Rewrites retained [n] within its budget. best [n] as best_twin() gives it, or null.
+twinkv_repair_stats repair(const Context& context, const twinkv_repair_params& params, const float* best,
+                           uint8_t* retained);
 
 } // namespace twinkv

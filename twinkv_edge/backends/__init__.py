@@ -5,11 +5,15 @@ A backend module has
     unavailable() -> str | None                                     why it cannot run here, or None
     twin_counts(batch, tau, window, n_threads) -> int32 [B, n]       Eq. 2
     best_twin(batch, retained, window, n_threads) -> float32 [B, n]  Eq. 4; retained: bool [B, n]
-    twin_rows(batch, head, rows, columns, tau, window, n_threads)
-        -> bool [rows, columns]                                      sim >= tau
 
-and, where it does better than :mod:`twinkv_edge.repair` on top of these, ``repair``. Arguments are checked
-before they get here (:mod:`twinkv_edge.twins`); ``tau`` is a float32 value.
+and one of
+
+    repair(batch, retained, mode, tau, window, n_sink, n_recent, n_threads)
+        -> bool [B, n], int64 [B, 3]                                 the new sets; swaps, orphans and donors
+    twin_rows(batch, head, rows, columns, tau, window, n_threads)
+        -> bool [rows, columns]                                      sim >= tau: what a repair here is made of
+
+Arguments are checked before they get here (:mod:`twinkv_edge.twins`); ``tau`` is a float32 value.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from .._install import native as _native
 from .._install import reason
 from . import KeyBatch
 
-__all__ = ["best_twin", "invalid_keys", "repair", "twin_counts", "unavailable"]
+__all__ = ["arguments", "best_twin", "invalid_keys", "module", "repair", "twin_counts", "unavailable"]
 
 
 def unavailable() -> str | None:
@@ -29,6 +29,16 @@ def _keys(batch: KeyBatch) -> Any:
 
 def _positions(batch: KeyBatch) -> Any:
     return None if batch.positions is None else np.ascontiguousarray(batch.positions)
+
+
+def module() -> Any:
+    """The extension itself, for backends that are part of it."""
+    return _native
+
+
+def arguments(batch: KeyBatch) -> tuple[Any, Any]:
+    """Keys and positions as the extension takes them."""
+    return _keys(batch), _positions(batch)
 
 
 def twin_counts(batch: KeyBatch, tau: float, window: int, n_threads: int | None) -> npt.NDArray[np.int32]:
@@ -62,8 +72,12 @@ def repair(
     n_sink: int,
     n_recent: int,
     n_threads: int | None,
+    best: npt.NDArray[np.float32] | None = None,
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """The repaired sets, bool ``[B, n]``, and each head's swaps, orphans and donors, int64 ``[B, 3]``."""
+    """The repaired sets, bool ``[B, n]``, and each head's swaps, orphans and donors, int64 ``[B, 3]``.
+
+    best: float32 ``[B, n]`` as best_twin gives it, where it is known.
+    """
     out = np.array(retained, np.bool_, order="C")
     stats = np.zeros((batch.n_heads, 3), np.int64)
     _native.repair(
@@ -76,6 +90,7 @@ def repair(
         n_sink,
         n_recent,
         n_threads or 0,
+        None if best is None else np.ascontiguousarray(best),
         stats,
     )
     return out, stats

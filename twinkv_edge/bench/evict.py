@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from .. import pipeline
 from ..compression import Compression
 from ..errors import InputError
 from . import clock, prose
@@ -79,10 +80,10 @@ class EvictionResult:
 def measure(
     llm: CompressedLlama, n_tokens: int, settings: Compression, timed: int = 16, progress: Progress = lambda done: None
 ) -> EvictionResult:
-    """Fills the cache with text, times decoding, evicts, times again.
+    """Fills the cache with text, chooses what to keep, times decoding, evicts, times again.
 
     Args:
-        llm: Any content of its cache is dropped.
+        llm: Made with these settings, so that it captures what the policy needs. Any content of its cache is dropped.
         n_tokens: Tokens of text.
         settings: How to evict.
         timed: Tokens to decode for each median; they are taken back.
@@ -104,9 +105,10 @@ def measure(
         llm.eval(text[start : start + llm.n_batch])
         progress(llm.n_tokens)
     seconds = {"prefill": time.perf_counter() - began}
+    plan = pipeline.make_plan(llm.kv, settings, llm.tau)  # first: timing pushes queries out of the captured window
     ms_before = clock.decode_ms(llm, timed)
     cache_before, process_before = llm.footprint().bytes_resident, clock.process_resident_bytes()
-    report = llm.compress(settings)
+    report = pipeline.carry_out(llm.kv, plan, settings, llm.tau)
     cache_after, process_after = llm.footprint().bytes_resident, clock.process_resident_bytes()
     return EvictionResult(
         n_before=report.n_before,

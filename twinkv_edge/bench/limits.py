@@ -197,3 +197,12 @@ def run(
         got = step()
         limits += got if isinstance(got, list) else [got]
     return limits
+
+
+def markdown(limits: list[Limit]) -> str:
+    """The bounds as a table, as Markdown."""
+    lines = ["| bound | measured | reach | holds | |", "|---|---:|---:|---|---|"]
+    for x in limits:
+        unit = f" {x.unit}" if x.unit else ""
+        lines.append(f"| {x.what} | {x.got:.3g}{unit} | <= {x.reach:g} | {'yes' if x.holds else 'no'} | {x.detail} |")
+    return "\n".join(lines)

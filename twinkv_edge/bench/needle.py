@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from .. import pipeline
+from .. import pipeline, policies
 from ..compression import Compression
 from ..llama import CompressedLlama
-from ..tasks.needle import Sample
+from ..tasks.needle import Sample, sample
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,10 @@ def run(
     A sample is evaluated once, all but its last token; every configuration decides on that cache and is applied to a
     copy of it, so that the first token of the answer already sees the compressed cache.
     """
+    llm.capture_for(*configs.values())
     outcomes = []
-    for number, sample in enumerate(samples):
-        tokens = llm.tokenize((sample.context + sample.question).encode(), add_bos=True, special=False)
+    for number, needle in enumerate(samples):
+        tokens = llm.tokenize((needle.context + needle.question).encode(), add_bos=True, special=False)
         llm.reset()
         llm.eval(tokens[:-1])
         plans = {
@@ -56,8 +58,8 @@ def run(
         for done, (name, plan) in enumerate(plans.items()):
             llm.load_state(state)
             llm.kv.evict(plan.retained)
-            text = greedy(llm, tokens, sample.max_tokens)
-            outcomes.append(Outcome(name, number, text, sample.is_right(text), plan.swaps))
+            text = greedy(llm, tokens, needle.max_tokens)
+            outcomes.append(Outcome(name, number, text, needle.is_right(text), plan.swaps))
             if progress:
                 progress(number * len(plans) + done + 1, len(plans))
     return outcomes
@@ -69,3 +71,63 @@ def accuracy(outcomes: Iterable[Outcome]) -> dict[str, float]:
     for outcome in outcomes:
         right.setdefault(outcome.config, []).append(outcome.right)
     return {name: sum(marks) / len(marks) for name, marks in right.items()}
+
+
+REPAIRS = {"alone": "none", "paper": "paper", "consistent": "consistent"}
+
+
+def table(
+    llm: CompressedLlama,
+    haystack: str,
+    *,
+    samples: int = 12,
+    ratios: Sequence[float] = (0.5, 0.7),
+    names: Sequence[str] | None = None,
+    tau: float | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Accuracy of every policy alone, with the paper's repair and with ours, on needles of seeds 0 .. samples - 1.
+
+    Returns:
+        {"model", "samples", "tau", "n_tokens", "full", "rows": [{"policy", "ratio", "alone", "paper", "consistent"}]}
+    """
+    chosen = list(names) if names is not None else [n for n in policies.names() if n != "none"]
+    configs = {"full": Compression(policy="none")}
+    for name in chosen:
+        for ratio in ratios:
+            for column, mode in REPAIRS.items():
+                cfg = Compression(policy=name, ratio=ratio, repair=mode, tau=tau)  # type: ignore[arg-type]
+                configs[f"{name} {ratio} {column}"] = cfg
+    outcomes: list[Outcome] = []
+    for seed in range(samples):
+        outcomes += run(llm, [sample(haystack, seed)], configs)
+        if progress:
+            progress(f"[{seed + 1}/{samples}] needles")
+    found = accuracy(outcomes)
+    rows = [
+        {"policy": name, "ratio": ratio, **{c: found[f"{name} {ratio} {c}"] for c in REPAIRS}}
+        for ratio in ratios
+        for name in chosen
+    ]
+    return {
+        "model": llm.facts.name,
+        "samples": samples,
+        "tau": llm.facts.default_tau if tau is None else tau,
+        "n_tokens": llm.n_tokens,
+        "full": found["full"],
+        "rows": rows,
+    }
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table, as Markdown."""
+    lines = [
+        f"{result['model']}, {result['samples']} needles in about {result['n_tokens']} tokens, tau {result['tau']}; "
+        f"full cache {result['full']:.2f}.",
+        "",
+        "| policy | ratio | alone | + paper | + consistent |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for r in result["rows"]:
+        lines.append(f"| {r['policy']} | {r['ratio']} | {r['alone']:.2f} | {r['paper']:.2f} | {r['consistent']:.2f} |")
+    return "\n".join(lines)

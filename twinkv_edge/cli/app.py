@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from .._version import __version__
 from ..errors import TwinKVError
-from . import bench
+from . import bench, benches
 from .ask import ask
 from .chat import chat
 from .models import models
-from .output import fail
+from .output import fail, note
 from .policies import policies
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -52,7 +53,13 @@ app.command()(ask)
 app.command()(chat)
 app.command()(models)
 app.command()(policies)
+for measurement in (benches.memory, benches.speed, benches.kernels, benches.needle):
+    bench.app.command()(measurement)
 app.add_typer(bench.app, name="bench")
+
+
+def _note_warning(message: Warning | str, *details: Any, **more: Any) -> None:
+    note(str(message))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,7 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     as_json = "--json" in options
     try:
-        code = app(arguments, prog_name="twinkv-edge", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = _note_warning
+            code = app(arguments, prog_name="twinkv-edge", standalone_mode=False)
         sys.stdout.flush()
     except TwinKVError as e:
         fail(str(e), as_json=as_json)

@@ -105,6 +105,7 @@ def prepare(document: str, question: str, settings: Compression, model: ModelOpt
 def run(job: Job, model: ModelOptions, options: AnswerOptions, *, compare: bool, quiet: bool) -> dict[str, Any]:
     """Does it. `quiet`: nothing is written to standard output."""
     from ..bench.clock import rewind
+    from ..pipeline import carry_out, make_plan
     from .generation import load, prefill
 
     began = time.perf_counter()
@@ -116,15 +117,20 @@ def run(job: Job, model: ModelOptions, options: AnswerOptions, *, compare: bool,
             began = time.perf_counter()
             peak = prefill(llm, job.tokens, done)
             seconds["prefill"] = time.perf_counter() - began
-        before, before_ms = llm.footprint(), _timed(llm)
+        before = llm.footprint()
+        with progress("choosing", llm.kv.n_layers, "layers") as done:
+            began = time.perf_counter()
+            plan = make_plan(llm.kv, job.settings, llm.tau, lambda layer, _: done(layer))
+            seconds["compress"] = time.perf_counter() - began
+        # after the choice: whatever is decoded from here on and taken back cannot touch it
+        before_ms = _timed(llm)
         full = None
         if compare:
             full = _say(llm, job, options, "full cache", quiet=quiet)
             rewind(llm, n)
-        with progress("compressing", llm.kv.n_layers, "layers") as done:
-            began = time.perf_counter()
-            report = llm.compress(progress=lambda layer, _: done(layer))
-            seconds["compress"] = time.perf_counter() - began
+        began = time.perf_counter()
+        report = carry_out(llm.kv, plan, job.settings, llm.tau)
+        seconds["compress"] += time.perf_counter() - began
         after = llm.footprint()
         said = _say(llm, job, options, "compressed" if compare else "", quiet=quiet)
         seconds["answer"] = said.seconds

@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from ..errors import InputError
-from .base import LayerView, Needs, Policy
+from .base import FloatArray, LayerView, Needs, Policy
 from .expected_attention import ExpectedAttention
 from .h2o import H2O
 from .keydiff import KeyDiff
@@ -24,7 +24,7 @@ from .streaming_llm import StreamingLLM
 from .tova import TOVA
 from .twinkv import TwinKV
 
-__all__ = ["LayerView", "Needs", "Policy", "available", "create", "names", "register"]
+__all__ = ["FloatArray", "LayerView", "Needs", "Policy", "available", "create", "names", "register"]
 
 _BUILT_IN: tuple[type[Policy], ...] = (
     StreamingLLM,

@@ -1,0 +1,57 @@
+"""`twinkv-edge bench` on small sizes: every sub-command runs, and what it prints holds together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_common import Run, runner
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    return runner(capsys, monkeypatch)
+
+
+def test_speed(run: Run, qwen3_tiny: str) -> None:
+    options = ["--model", qwen3_tiny, "--tokens", "300", "--repeats", "1", "--policy", "knorm", "--policy", "snapkv"]
+    found = run("bench", "speed", *options, "--json").json
+    assert [r["policy"] for r in found["rows"]] == ["knorm", "snapkv"]
+    for r in found["rows"]:
+        assert r["seconds"]["repair"] > 0
+        assert r["share"]["repair"] == pytest.approx(r["seconds"]["repair"] / found["prefill_s"])
+    text = run("bench", "speed", *options).out
+    assert text.count("|") > 20
+
+
+def test_kernels(run: Run, tmp_path: Path) -> None:
+    options = ["--size", "256", "--dim", "64", "--repeats", "1"]
+    found = run("bench", "kernels", *options, "--json").json
+    assert {r["operation"] for r in found["rows"]} == {"twin_counts", "best_twin", "repair"}
+    assert "| twin_counts | numpy reference |" in run("bench", "kernels", *options).out
+
+
+def test_needle(run: Run, licence_text: str, tmp_path: Path) -> None:
+    haystack = tmp_path / "prose.txt"
+    haystack.write_text(licence_text[:1200])
+    options = ["--samples", "1", "--ratio", "0.4", "--policy", "knorm", "--policy", "snapkv"]
+    found = run("bench", "needle", str(haystack), *options, "--json").json
+    assert found["samples"] == 1
+    assert [(r["policy"], r["ratio"]) for r in found["rows"]] == [("knorm", 0.4), ("snapkv", 0.4)]
+    assert all(r[c] in (0.0, 1.0) for r in found["rows"] for c in ("alone", "paper", "consistent"))
+
+
+def test_memory(run: Run, qwen3_tiny: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "memory.png"
+    options = ["--model", qwen3_tiny, "--tokens", "1400", "--more", "8", "--n-ctx", "2048", "--n-batch", "128"]
+    found = run("bench", "memory", *options, "--no-limits", "--plot", str(picture), "--json").json
+    assert len(found["rows"]) == 11
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_refused(run: Run) -> None:
+    assert run("bench", "needle", "missing.txt").code == 2
+    assert run("bench", "kernels", "--size", "0").code == 2
+    assert run("bench", "memory", "--tokens", "9000").code == 2
+    assert run("bench", "speed", "--policy", "oracle", "--tokens", "64").code == 2

@@ -1,0 +1,142 @@
+"""The larger measurements of `twinkv-edge bench`: memory, speed, kernels, needle. Tables, plots, --json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..compression import Compression
+from ..errors import InputError
+from .options import AsJson, ModelOptions, grouped, usable_cores
+from .output import note, print_json
+
+PlotFile = Annotated[Path | None, typer.Option("--plot", help="Write a picture (PNG) here too.", metavar="PNG")]
+
+
+def _say(name: str, number: int, total: int) -> None:
+    note(f"[{number + 1}/{total}] {name}")
+
+
+def _show(result: dict[str, Any], text: str, json: bool) -> None:
+    if json:
+        print_json(result)
+    else:
+        print(text)
+
+
+@grouped
+def memory(
+    *,
+    tokens: Annotated[int, typer.Option(help="Tokens of the document.")] = 7168,
+    more: Annotated[int, typer.Option(help="Tokens decoded after it.")] = 512,
+    policy: Annotated[str, typer.Option(help="Eviction policy.")] = "knorm",
+    limits: Annotated[bool, typer.Option(help="Measure the bounds the cache is held to as well.")] = True,
+    plot: PlotFile = None,
+    json: AsJson = False,
+    model: ModelOptions,
+) -> None:
+    """What the cache costs over the life of a session: llama.cpp as it is, and evicted, one process each."""
+    from ..bench import limits as bounds
+    from ..bench import memory as bench
+
+    model.check()
+    threads, path = model.n_threads(), model.path()
+    result = bench.run(
+        path,
+        n_ctx=model.n_ctx or 8192,
+        n_tokens=tokens,
+        n_after=more,
+        n_batch=model.n_batch,
+        threads=threads,
+        which=bench.configurations(tokens, policy),
+        progress=_say,
+    )
+    if plot:
+        bench.plot(result, plot)
+    found = bounds.run(path, threads=threads, progress=note) if limits else []
+    result["limits"] = [limit.to_dict() for limit in found]
+    _show(result, "\n\n".join([bench.markdown(result), *([bounds.markdown(found)] if found else [])]), json)
+
+
+@grouped
+def speed(
+    *,
+    tokens: Annotated[int, typer.Option(help="Tokens of the document.")] = 4096,
+    ratio: Annotated[float, typer.Option(help="Fraction of the cache to remove.")] = 0.5,
+    repair: Annotated[str, typer.Option(help="Repair mode.")] = "paper",
+    policy: Annotated[list[str], typer.Option(help="Only this policy; may be repeated.")] = [],  # noqa: B006 (typer)
+    repeats: Annotated[int, typer.Option(help="Runs of each; medians are shown.")] = 3,
+    json: AsJson = False,
+    model: ModelOptions,
+) -> None:
+    """What every policy costs, as shares of a prefill: capture, score, repair, evict."""
+    from ..bench import speed as bench
+
+    model.check()
+    result = bench.run(
+        model.path(),
+        n_tokens=tokens,
+        ratio=ratio,
+        repair=repair,
+        names=policy or None,
+        threads=model.n_threads(),
+        repeats=repeats,
+        progress=_say,
+    )
+    _show(result, bench.markdown(result), json)
+
+
+def kernels(
+    *,
+    size: Annotated[list[int], typer.Option(help="Number of tokens n; may be repeated.")] = [1024, 8192],  # noqa: B006
+    dim: Annotated[list[int], typer.Option(help="Dimensions d of a key; may be repeated.")] = [64, 128],  # noqa: B006
+    backend: Annotated[list[str], typer.Option(help="Only this backend; may be repeated.")] = [],  # noqa: B006 (typer)
+    repeats: Annotated[int, typer.Option(help="Runs of each; medians are shown.")] = 5,
+    threads: Annotated[int | None, typer.Option(help="Threads (default: all cores).")] = None,
+    plot: PlotFile = None,
+    json: AsJson = False,
+) -> None:
+    """Time the twin kernels against a numpy reference and this machine's own peaks."""
+    from ..bench import kernels as bench
+
+    result = bench.run(
+        sizes=size,
+        dims=dim,
+        backends=backend or None,
+        repeats=repeats,
+        n_threads=threads or usable_cores(),
+        progress=_say,
+    )
+    if plot:
+        bench.plot(result, plot)
+    _show(result, bench.markdown(result), json)
+
+
+@grouped
+def needle(
+    haystack: Annotated[Path, typer.Argument(help="Prose to hide numbers in; its length is the prompt's.")],
+    *,
+    samples: Annotated[int, typer.Option(help="Needles, by seeds 0, 1, ...")] = 12,
+    ratio: Annotated[list[float], typer.Option(help="Fraction removed; may be repeated.")] = [0.5, 0.7],  # noqa: B006
+    policy: Annotated[list[str], typer.Option(help="Only this policy; may be repeated.")] = [],  # noqa: B006 (typer)
+    tau: Annotated[float | None, typer.Option(help="Twin threshold (default: the model's).")] = None,
+    json: AsJson = False,
+    model: ModelOptions,
+) -> None:
+    """Accuracy of finding a hidden number: every policy alone, with the paper's repair, and with ours."""
+    from ..bench import needle as bench
+    from .documents import read_document
+    from .generation import load
+
+    model.check()
+    if samples < 1:
+        raise InputError(f"--samples is {samples}: give a whole number, 1 or more")
+    text = read_document(str(haystack))
+    llm = load(model, model.n_ctx or 4096, Compression())
+    try:
+        result = bench.table(llm, text, samples=samples, ratios=ratio, names=policy or None, tau=tau, progress=note)
+    finally:
+        llm.close()
+    _show(result, bench.markdown(result), json)
