@@ -51,6 +51,31 @@ class Device {
     Arithmetic arithmetic_ = Arithmetic::unknown;
 };
 
+// An empty context for the tensors of a graph; their memory is elsewhere.
+ContextPtr graph_context();
+
+// Keys of a set of tokens on the device, [d, n].
+struct DeviceKeys {
+    ContextPtr context;
+    BufferPtr buffer;
+    ggml_tensor* tensor = nullptr;
+
+    DeviceKeys(Device& device, const std::vector<float>& values, int64_t d);
+};
+
+// [columns, rows]: products of every column with every row.
+ggml_tensor* product(ggml_context* c, ggml_tensor* columns, ggml_tensor* rows);
+
+// Rows of a contiguous tensor, in the host's memory.
+template <class T> std::vector<T> read_rows(const ggml_tensor* tensor, int64_t row, int64_t rows) {
+    std::vector<T> out(size_t(tensor->ne[0] * rows));
+    ggml_backend_tensor_get(tensor, out.data(), size_t(row) * tensor->nb[1], out.size() * sizeof(T));
+    return out;
+}
+template <class T> std::vector<T> read_all(const ggml_tensor* tensor) {
+    return read_rows<T>(tensor, 0, tensor->ne[1]);
+}
+
 void device_twin_counts(Device& device, const Context& context, float tau, int32_t* counts);
 void device_best_twin(Device& device, const Context& context, const uint8_t* retained, float* best);
 

@@ -11,7 +11,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from .. import twins
 from ..backends import threads
 from ..errors import InputError
 from ..repair import repair
+from .kernel_figures import Figure, figures, markdown, plot
 
 __all__ = ["Figure", "clustered_keys", "figures", "markdown", "plot", "run"]
 
@@ -32,35 +33,6 @@ _REFERENCE_BYTES = 2 << 30  # of the n x n arrays that the numpy and PyTorch ref
 _SLOW_S = 20.0  # a configuration whose last, smaller size took so long is not tried again
 
 Keys = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure that has a bar to clear.
-
-    Attributes:
-        what: What was measured.
-        got: The figure, or None where it could not be measured here.
-        reach: The bar.
-        beyond: Where it is wanted.
-        at_most: Whether the figure has to stay below the bar instead of above it.
-    """
-
-    what: str
-    got: float | None
-    reach: float
-    beyond: float | None = None
-    at_most: bool = False
-
-    @property
-    def holds(self) -> bool | None:
-        """Whether the bar is cleared; None where there is no figure."""
-        if self.got is None:
-            return None
-        return self.got <= self.reach if self.at_most else self.got >= self.reach
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "holds": self.holds}
 
 
 def clustered_keys(n: int, d: int, seed: int = 0) -> Keys:
@@ -111,6 +83,10 @@ class _Case:
     @property
     def name(self) -> str:
         return f"{self.backend} {self.isa}" if self.isa else self.backend
+
+    @property
+    def is_reference(self) -> bool:
+        return self.backend in ("numpy reference", "PyTorch")
 
 
 def _cases(backends: Sequence[str], tau: float, n_threads: int) -> list[_Case]:
@@ -165,7 +141,7 @@ def run(
         progress: Called with (case, number, of how many) before each.
 
     Returns:
-        {"machine", "n_threads", "tau", "ratio", "peaks": {kind: operations per second}, "rows": [...]}. A row has
+        {"machine", "n_threads", "tau", "ratio", "peaks": {kind: operations per second}, "rows", "figures"}. A row has
         operation, backend, isa, n, d, seconds (median), fastest, rate, of_peak {kind: share}, vs_numpy and vs_torch
         (how many times as fast as the reference; None where that was too large to run).
 
@@ -182,24 +158,17 @@ def run(
     shapes = [(n, d) for d in sorted(dims) for n in sorted(sizes)]
     rows: list[dict[str, Any]] = []
     peaks = _peaks(n_threads)
-    too_slow: set[tuple[str, str]] = set()
-    done = 0
-    for n, d in shapes:
+    too_slow: set[_Case] = set()
+    for number, (n, d) in enumerate(shapes):
+        if progress:
+            progress(f"n={n} d={d}", number, len(shapes))
+        fit = [c for c in cases if c not in too_slow and (not c.is_reference or 8 * n * n <= _REFERENCE_BYTES)]
         data, kept = keys(n, d), np.random.default_rng(0).random(n) >= ratio
-        here = []
-        for case in cases:
-            if progress:
-                progress(f"{case.name} {case.operation} n={n} d={d}", done, len(cases) * len(shapes))
-            done += 1
-            is_reference = case.backend in ("numpy reference", "PyTorch")
-            if (is_reference and 8 * n * n > _REFERENCE_BYTES) or (case.name, case.operation) in too_slow:
-                continue
-            row = _time(case, data, kept, repeats)
-            if row["seconds"] > _SLOW_S:
-                too_slow.add((case.name, case.operation))
-            here.append(row)
+        spent = _time(fit, data, kept, repeats)
+        too_slow |= {case for case, seconds in spent.items() if min(seconds) > _SLOW_S}
+        here = [_row(case, n, d, seconds) for case, seconds in spent.items()]
         rows += [_compared(row, here, peaks) for row in here]
-    return {
+    result = {
         "machine": _machine(),
         "n_threads": n_threads,
         "tau": tau,
@@ -207,25 +176,32 @@ def run(
         "peaks": peaks,
         "rows": rows,
     }
+    return {**result, "figures": [figure.to_dict() for figure in figures(result)]}
 
 
-def _time(case: _Case, keys: Keys, kept: npt.NDArray[np.bool_], repeats: int) -> dict[str, Any]:
-    native = case.backend == "native"
-    if native:
-        twins.set_isa(case.isa)
-    try:
-        spent = []
-        for _ in range(repeats + 1):
-            began = time.perf_counter()
-            case.call(keys, kept)
-            spent.append(time.perf_counter() - began)
-            if sum(spent) > _SLOW_S:
-                break
-    finally:
-        if native:
-            twins.set_isa(None)
-    timed = spent[1:] or spent
-    n, d = keys.shape
+def _time(cases: list[_Case], keys: Keys, kept: npt.NDArray[np.bool_], repeats: int) -> dict[_Case, list[float]]:
+    """Seconds of every run. All cases run once, then all again: what else the machine does is spread over all."""
+    spent: dict[_Case, list[float]] = {case: [] for case in cases}
+    for repeat in range(repeats + 1):
+        for case, seconds in spent.items():
+            if repeat > 1 and sum(seconds) > _SLOW_S:
+                continue
+            if case.isa is not None:
+                twins.set_isa(case.isa)
+            try:
+                began = time.perf_counter()
+                case.call(keys, kept)
+                took = time.perf_counter() - began
+            finally:
+                if case.isa is not None:
+                    twins.set_isa(None)
+            if repeat > 0 or took > _SLOW_S:  # the first run compiles and warms up
+                seconds.append(took)
+    return spent
+
+
+def _row(case: _Case, n: int, d: int, seconds: list[float]) -> dict[str, Any]:
+    median = statistics.median(seconds)
     return {
         "operation": case.operation,
         "backend": case.backend,
@@ -233,9 +209,9 @@ def _time(case: _Case, keys: Keys, kept: npt.NDArray[np.bool_], repeats: int) ->
         "name": case.name,
         "n": n,
         "d": d,
-        "seconds": statistics.median(timed),
-        "fastest": min(timed),
-        "rate": 2 * n * n * d / statistics.median(timed),
+        "seconds": median,
+        "fastest": min(seconds),
+        "rate": 2 * n * n * d / median,
     }
 
 
@@ -272,93 +248,3 @@ def _machine() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-def _find(result: dict[str, Any], operation: str, name: str, n: int, d: int) -> dict[str, Any] | None:
-    for row in result["rows"]:
-        if (row["operation"], row["name"], row["n"], row["d"]) == (operation, name, n, d):
-            found: dict[str, Any] = row
-            return found
-    return None
-
-
-def figures(result: dict[str, Any], n: int = 8192, d: int = 128) -> list[Figure]:
-    """The figures that have a bar, from what run() returned for n tokens of d dimensions."""
-    best = f"native {twins.isa()}" if twins.unavailable("native") is None else "native"
-    counts, best_twin = (_find(result, operation, best, n, d) for operation in ("twin_counts", "best_twin"))
-    avx2 = [_find(result, "twin_counts", f"native {isa}", n, d) for isa in ("avx2", "avx2int8")]
-    numba = _find(result, "twin_counts", "numba", n, d)
-    bf16 = result["peaks"].get("bf16 AVX-512")
-
-    def of(row: dict[str, Any] | None, key: str) -> float | None:
-        value: float | None = row[key] if row else None
-        return value
-
-    times = [t for row in avx2 if (t := of(row, "vs_numpy")) is not None]
-    ratio = best_twin["seconds"] / counts["seconds"] if best_twin and counts else None
-    return [
-        Figure(f"twin_counts ({best}) vs numpy", of(counts, "vs_numpy"), 38, 60),
-        Figure("its rate / peak of bf16 AVX-512", counts["rate"] / bf16 if counts and bf16 else None, 1.1, 1.5),
-        Figure("AVX2 vs numpy", max(times, default=None), 12, 18),
-        Figure("best_twin / twin_counts, time", ratio, 0.9, 0.6, at_most=True),
-        Figure("numba vs numpy", of(numba, "vs_numpy"), 5),
-    ]
-
-
-def markdown(result: dict[str, Any]) -> str:
-    """The tables, as Markdown: peaks, every case, and the figures that have a bar where they were measured."""
-    peaks = ", ".join(f"{kind} {rate / 1e9:,.0f}" for kind, rate in result["peaks"].items()) or "not measured"
-    lines = [
-        f"{result['machine']}, {result['n_threads']} threads, tau {result['tau']}, ratio {result['ratio']}.",
-        f"Peaks, GF/s: {peaks}.",
-        "",
-        "| operation | backend | n | d | ms | GF/s | of best peak | vs numpy | vs PyTorch |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in result["rows"]:
-        share = f"{min(row['of_peak'].values()):.2f}" if row["of_peak"] else ""
-        ratios = [f"{row[k]:.1f}x" if row[k] else "" for k in ("vs_numpy", "vs_torch")]
-        numbers = [f"{row['n']}", f"{row['d']}", f"{1e3 * row['seconds']:.2f}", f"{row['rate'] / 1e9:,.0f}", share]
-        lines.append(f"| {' | '.join([row['operation'], row['name'], *numbers, *ratios])} |")
-    known = [f for f in figures(result) if f.got is not None]
-    if known:
-        lines += ["", "| n=8192 d=128 | measured | reach | beyond | holds |", "|---|---:|---:|---:|---|"]
-        for f in known:
-            sign = "<=" if f.at_most else ">="
-            beyond = "" if f.beyond is None else f"{sign} {f.beyond}"
-            lines.append(f"| {f.what} | {f.got:.2f} | {sign} {f.reach} | {beyond} | {'yes' if f.holds else 'no'} |")
-    return "\n".join(lines)
-
-
-def plot(result: dict[str, Any], path: str | Path) -> None:
-    """Rates of twin_counts over n, a panel per d, with the peaks as lines, as a PNG.
-
-    Raises:
-        InputError: matplotlib is not installed.
-    """
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError as e:
-        raise InputError("plots need matplotlib: pip install 'twinkv-edge[bench]'") from e
-    dims = sorted({row["d"] for row in result["rows"]})
-    fig, axes = plt.subplots(1, len(dims), figsize=(6 * len(dims), 5), layout="constrained", squeeze=False)
-    for ax, d in zip(axes[0], dims, strict=True):
-        rows = [r for r in result["rows"] if r["d"] == d and r["operation"] == "twin_counts"]
-        for name in dict.fromkeys(r["name"] for r in rows):
-            points = [(r["n"], r["rate"] / 1e9) for r in rows if r["name"] == name]
-            ax.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
-        for kind, rate in result["peaks"].items():
-            ax.axhline(rate / 1e9, color="gray", linewidth=0.8, linestyle=":")
-            ax.annotate(f"peak {kind}", (min(r["n"] for r in rows), rate / 1e9), fontsize=7, color="gray")
-        ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
-        ax.set_xlabel("tokens n")
-        ax.set_ylabel("2 n² d / time, GF/s")
-        ax.set_title(f"twin_counts, d = {d}")
-        ax.grid(alpha=0.3, which="both")
-        ax.legend(fontsize=7)
-    fig.savefig(path, dpi=140)
-    plt.close(fig)
