@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -186,13 +187,22 @@ def test_line_that_is_not_utf8_is_skipped(run: Run) -> None:
     assert result.code == 2
 
 
+def heed_interrupts() -> None:
+    """A job that a shell started in the background has SIGINT ignored, and its children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def spawn(arguments: list[str], **kwargs: Any) -> Any:
+    """The command on a terminal of its own."""
+    command = ["-m", "twinkv_edge.cli", *arguments]
+    return pexpect.spawn(sys.executable, command, encoding="utf-8", timeout=120, preexec_fn=heed_interrupts, **kwargs)
+
+
 @pytest.fixture
 def terminal(document: str) -> Iterator[Any]:
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     options = ["--doc", document, "--policy", "knorm", "--max-tokens", "2000", "--repeat-penalty", "1.3"]
-    child = pexpect.spawn(
-        sys.executable, ["-m", "twinkv_edge.cli", "chat", *options], env=environment, encoding="utf-8", timeout=60
-    )
+    child = spawn(["chat", *options], env=environment)
     yield child
     child.close(force=True)
 
@@ -226,8 +236,7 @@ def test_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(terminal: Any) -> No
 
 def test_terminal_ctrl_c_in_ask_leaves() -> None:
     demo = Path(__file__).parent.parent / "examples" / "document.txt"
-    arguments = ["-m", "twinkv_edge.cli", "ask", str(demo), "Where are the matches?"]
-    child = pexpect.spawn(sys.executable, arguments, encoding="utf-8", timeout=60)
+    child = spawn(["ask", str(demo), "Where are the matches?"])
     child.expect("reading")  # the progress bar
     child.sendintr()
     child.expect("interrupted")
