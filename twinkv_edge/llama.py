@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from . import captured, decode_context, models, pipeline, policies, rolling
 from ._install import native
+from .cells import Snapshot
 from .compression import Compression
 from .errors import CacheStateError, InputError, UnsupportedModelError
-from .kv_cache import KVCache, Snapshot
+from .kv_cache import KVCache
 from .report import CompressionReport, Footprint
 
 

@@ -16,6 +16,7 @@ from ..key_space import NO_ROTATION, Rotation
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int32]
+BoolArray = npt.NDArray[np.bool_]
 
 
 class Window(NamedTuple):
@@ -145,16 +146,30 @@ class LayerView:
 class Policy(ABC):
     """Scores tokens; higher means keep.
 
-    A policy only scores. Sinks and recent tokens, the budget, ties (the lower position wins) and the repair are not its
-    business. Options are keyword arguments of __init__; those that are named as a setting of `Compression` (n_sink,
-    local_window, tau) take its value unless given.
+    A policy only scores, and may share out the budget unevenly. Sinks and recent tokens, the budget as a whole, ties
+    (the lower position wins) and the repair are not its business. Options are keyword arguments of __init__; those
+    named as a setting of `Compression` (n_sink, n_recent, local_window, tau) take its value unless given, and `base` is
+    another policy, made by its name.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     """One line for `twinkv-edge policies`."""
     needs: Needs = Needs()
+    ragged: bool = False
+    """Whether `budgets` gives heads or layers different numbers of tokens."""
 
     @abstractmethod
     def score(self, layer: LayerView) -> FloatArray:
         """Scores of one layer, float32 [H, n]: higher means keep."""
+
+    def budgets(self, layer: LayerView, scores: FloatArray, keep: int, always: BoolArray) -> IntArray:
+        """Tokens that each head of the layer keeps, int [H]. Only asked of a policy that is `ragged`.
+
+        Args:
+            layer: The layer, of a cache whose heads all hold n tokens.
+            scores: What `score` gave, float32 [H, n].
+            keep: Tokens that every head would keep. Over all layers and heads the budgets must not add up to more.
+            always: Protected tokens, bool [H, n]: no head can keep fewer than those.
+        """
+        return np.full(len(scores), keep, dtype=np.int32)
