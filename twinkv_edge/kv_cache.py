@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -51,8 +52,9 @@ class KVCache:
     On sliding-window models only the full-attention layers are here: the others forget by themselves.
     """
 
-    def __init__(self, ctx: Any, tap: Any) -> None:
+    def __init__(self, ctx: Any, tap: Any, model: str | os.PathLike[str]) -> None:
         self._ctx = ctx
+        self.model = model  # its file
         self._tap = tap
         self._memory = llama_cpp.llama_get_memory(ctx)
         self.layers: tuple[Layer, ...] = ()

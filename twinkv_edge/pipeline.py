@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -56,14 +57,16 @@ def _warn(notes: list[str]) -> None:
         warnings.warn(note, stacklevel=3)
 
 
-def make_policy(cfg: Compression, tau: float) -> policies.Policy:
-    """The policy of a compression, with the settings they share.
+def make_policy(cfg: Compression, tau: float, model: str | os.PathLike[str]) -> policies.Policy:
+    """The policy of a compression, with the settings they share, for the model in that file.
 
     Raises:
-        InputError: Unknown policy or option.
+        InputError: Unknown policy or option, or something that the policy needs for this model is missing.
     """
     defaults = {"tau": tau, "local_window": cfg.local_window, "n_sink": cfg.n_sink, "n_recent": cfg.n_recent}
-    return policies.create(cfg.policy, cfg.policy_options, defaults)
+    policy = policies.create(cfg.policy, cfg.policy_options, defaults)
+    policy.bind(model)
+    return policy
 
 
 def make_plan(kv: KVCache, cfg: Compression, tau: float, progress: Progress | None = None) -> Plan:
@@ -78,7 +81,7 @@ def make_plan(kv: KVCache, cfg: Compression, tau: float, progress: Progress | No
     if n == 0:
         raise CacheStateError("the cache is empty: evaluate a prompt before compressing it")
     keep = cfg.budget(n)
-    policy = make_policy(cfg, tau)
+    policy = make_policy(cfg, tau, kv.model)
     if keep == n:
         return Plan(np.ones((kv.n_layers, kv.n_head_kv, n), dtype=np.bool_))
     plan = Plan(np.zeros((kv.n_layers, kv.n_head_kv, n), dtype=np.bool_))

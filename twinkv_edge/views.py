@@ -111,6 +111,7 @@ def _view(
         read_attention=lambda: captured.attention(kv._tap, facts, kv.n_tokens, kv.n_cells)[heads][:, cells],
         softcap=facts.softcap,
         rotation=facts.rotation,
+        heads=heads,
         notes=notes,
     )
 

@@ -22,6 +22,7 @@ from .knorm import KNorm
 from .none import NoEviction
 from .observed_attention import ObservedAttention
 from .pyramidkv import PyramidKV
+from .qfilters import QFilters
 from .random import Random
 from .snapkv import SnapKV
 from .streaming_llm import StreamingLLM
@@ -42,6 +43,7 @@ _BUILT_IN: tuple[type[Policy], ...] = (
     TOVA,
     KNorm,
     KeyDiff,
+    QFilters,
     DuoAttention,
     TwinKV,
     Random,

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from ..errors import InputError
@@ -24,6 +26,9 @@ class AdaKV(Policy):
         self.base = base
         self.guarded = guarded
         self.needs = base.needs
+
+    def bind(self, model: str | os.PathLike[str]) -> None:
+        self.base.bind(model)
 
     def score(self, layer: LayerView) -> FloatArray:
         return self.base.score(layer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -60,7 +61,8 @@ def _not_captured(*_: object) -> NoReturn:
 class LayerView:
     """One layer of the cache as a policy sees it. Everything is read when first asked for.
 
-    H is the number of KV heads in the view, n_head of query heads: query head i reads KV head i // group.
+    H is the number of KV heads in the view, n_head of query heads: query head i reads KV head i // group. A view shows
+    all heads of a layer or, where they hold different numbers of tokens, one of them.
 
     Attributes:
         index: Number of the layer among the evictable ones, from 0; `n_layers` of them.
@@ -70,6 +72,7 @@ class LayerView:
         kq_scale: What attention multiplies query-key products by.
         softcap: Attention caps its logits as softcap * tanh(logit / softcap); 0: it does not.
         rotation: How keys and queries were rotated.
+        heads: Which KV heads of the layer these are.
         notes: What the user should know of how the scores came about; see `note`.
     """
 
@@ -87,6 +90,7 @@ class LayerView:
     read_attention: Callable[[], FloatArray] = field(repr=False, default=_not_captured)
     softcap: float = 0.0
     rotation: Rotation = NO_ROTATION
+    heads: slice = field(default_factory=lambda: slice(None))
     notes: list[str] = field(default_factory=list)
 
     @cached_property
@@ -162,6 +166,13 @@ class Policy(ABC):
     @abstractmethod
     def score(self, layer: LayerView) -> FloatArray:
         """Scores of one layer, float32 [H, n]: higher means keep."""
+
+    def bind(self, model: str | os.PathLike[str]) -> None:  # noqa: B027
+        """Told which model file it will score, before a prompt is evaluated: what it needs of its own is loaded here.
+
+        Raises:
+            InputError: Something is missing.
+        """
 
     def budgets(self, layer: LayerView, scores: FloatArray, keep: int, always: BoolArray) -> IntArray:
         """Tokens that each head of the layer keeps, int [H]. Only asked of a policy that is `ragged`.

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from ..errors import InputError
@@ -27,6 +29,9 @@ class ChunkKV(Policy):
         self.n_sink = n_sink
         self.n_recent = n_recent
         self.needs = base.needs
+
+    def bind(self, model: str | os.PathLike[str]) -> None:
+        self.base.bind(model)
 
     def score(self, layer: LayerView) -> FloatArray:
         scores = self.base.score(layer)
