@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 import twinkv_edge as tk
-from twinkv_edge import pipeline, policies
+from twinkv_edge import pipeline, policies, views
 
 DATA = Path(__file__).parent / "data"
 
@@ -96,6 +96,12 @@ def licence_text(smollm2: str, licence_tokens: list[int]) -> str:
     text = vocabulary.detokenize(licence_tokens[:640]).decode()
     vocabulary.close()
     return text
+
+
+def layer_view(llm: tk.CompressedLlama, index: int) -> policies.LayerView:
+    """A layer whose heads hold the same number of tokens, as policies see it."""
+    (part,) = views.parts(llm.kv, index)
+    return part.view
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import hide, prompt, random_sets
+from conftest import hide, layer_view, prompt, random_sets
 
 import twinkv_edge as tk
-from twinkv_edge import pipeline, policies
+from twinkv_edge import policies
 from twinkv_edge._install import native
 
 Q8_0 = llama_cpp.GGML_TYPE_Q8_0
@@ -40,7 +40,7 @@ def runs(isa: str) -> bool:
 
 def outright(llm: tk.CompressedLlama, index: int, hidden: np.ndarray | None = None) -> np.ndarray:
     """Softmax of every captured query over every key it may see, summed: float64 [H, n]."""
-    layer = pipeline.view(llm.kv, index, "rope")
+    layer = layer_view(llm, index)
     queries, positions = layer.last_queries(65536)
     assert len(positions) == llm.n_tokens
     out = np.zeros(layer.positions.shape)
@@ -57,7 +57,7 @@ def outright(llm: tk.CompressedLlama, index: int, hidden: np.ndarray | None = No
 
 
 def sums(llm: tk.CompressedLlama, index: int) -> np.ndarray:
-    return pipeline.view(llm.kv, index, "rope").attention
+    return layer_view(llm, index).attention
 
 
 EVERYTHING = (policies.SnapKV(window=4096), "h2o")

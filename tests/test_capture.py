@@ -8,10 +8,10 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
-from conftest import CAPTURED, cache_scores, logits, prompt
+from conftest import CAPTURED, cache_scores, layer_view, logits, prompt
 
 import twinkv_edge as tk
-from twinkv_edge import pipeline, policies
+from twinkv_edge import policies
 
 Q8_0 = llama_cpp.GGML_TYPE_Q8_0
 
@@ -54,7 +54,7 @@ def test_statistics_are_mean_and_covariance(qwen3_tiny: str, open_llm: Callable[
     llm = open_llm(qwen3_tiny)
     llm.capture_for(policies.SnapKV(window=300), "expected_attention")
     llm.eval(prompt(200))
-    layer = pipeline.view(llm.kv, 2, "rope")
+    layer = layer_view(llm, 2)
     queries, positions = layer.last_queries(300)
     assert positions.tolist() == list(range(200))
     each = np.repeat(positions[:, None], queries.shape[1], axis=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._install import native
+from .cells import Cells, Snapshot
 from .errors import CacheStateError, InputError, UnsupportedModelError
 from .key_space import Rotation
 from .report import CompressionReport, Footprint
@@ -41,33 +43,22 @@ class Layer:
     rotation: Rotation
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """What `KVCache` knows beyond llama.cpp's own state: saved and restored beside it."""
-
-    n_tokens: int
-    table: npt.NDArray[np.int32] | None = None
-    boundary: int = 0
-    told: npt.NDArray[np.int32] | None = None
-
-
 class KVCache:
     """Cells, heads and true token positions of a context's cache.
 
     Cell c of layer l holds, for head h, the key and value of the token at `positions(l)[c, h]`. Before any eviction
     that is token c for all; afterwards the first K cells hold what each head kept, and later tokens follow in order.
+    Heads may keep different numbers: cells up to the largest are there, and what a head does not use is hidden from it.
     On sliding-window models only the full-attention layers are here: the others forget by themselves.
     """
 
-    def __init__(self, ctx: Any, tap: Any) -> None:
+    def __init__(self, ctx: Any, tap: Any, model: str | os.PathLike[str]) -> None:
         self._ctx = ctx
+        self.model = model  # its file
         self._tap = tap
         self._memory = llama_cpp.llama_get_memory(ctx)
         self.layers: tuple[Layer, ...] = ()
-        self._n_tokens = 0
-        self._table: npt.NDArray[np.int32] | None = None  # [L, H, K] positions of the compressed cells
-        self._told = np.empty(0, dtype=np.int32)  # [K] positions that llama.cpp has for the compressed cells
-        self._boundary = 0  # tokens 0..boundary-1 are behind the table
+        self._cells = Cells()
         self._touched = 0  # cells written since the last release
 
     # -- what there is -------------------------------------------------------------------------------------------
@@ -75,21 +66,21 @@ class KVCache:
     @property
     def n_tokens(self) -> int:
         """Tokens of the conversation, kept or evicted; the next one is decoded at this position."""
-        return self._n_tokens
+        return self._cells.n_tokens
 
     @property
     def boundary(self) -> int:
         """Tokens that were compressed: a rollback can reach back to here and no further. 0: nothing was."""
-        return self._boundary
+        return self._cells.boundary
 
     @property
     def n_compressed_cells(self) -> int:
-        return 0 if self._table is None else int(self._table.shape[-1])
+        return self._cells.n_compressed
 
     @property
     def n_cells(self) -> int:
-        """Cells in use, per head."""
-        return self.n_compressed_cells + self._n_tokens - self._boundary
+        """Cells in use, of the head that uses most."""
+        return self._cells.n_cells
 
     @property
     def n_cells_allocated(self) -> int:
@@ -112,15 +103,12 @@ class KVCache:
         return self._read(self._tap.read_v, layer, self._layer(layer).head_dim_v)
 
     def positions(self, layer: int) -> npt.NDArray[np.int32]:
-        """True token position of every cell and head, int32 [n_cells, H], ascending per head."""
+        """True token position of every cell and head, int32 [n_cells, H], ascending per head; -1: hidden from it."""
         return np.ascontiguousarray(self._positions_by_head(layer).T)
 
     def _positions_by_head(self, layer: int) -> npt.NDArray[np.int32]:
         self._layer(layer)
-        tail = np.arange(self._boundary, self._n_tokens, dtype=np.int32)
-        tail = np.broadcast_to(tail, (self.n_head_kv, tail.size))
-        head = tail[:, :0] if self._table is None else self._table[layer]
-        return np.concatenate([head, tail], axis=1)
+        return self._cells.positions(layer)
 
     def _layer(self, layer: int) -> Layer:
         if not 0 <= layer < self.n_layers:
@@ -135,12 +123,22 @@ class KVCache:
 
     def footprint(self) -> Footprint:
         """What the cache occupies now."""
-        allocated = resident = 0
-        for layer in self.layers:
+        allocated = resident = used = 0
+        for index, layer in enumerate(self.layers):
             a, r = self._tap.memory(layer.tap_index)
-            allocated, resident = allocated + a, resident + r
-        used = allocated * self.n_cells // self.n_cells_allocated
+            cells = self.n_cells - self.n_compressed_cells + self._cells.filled(index)
+            allocated, resident, used = allocated + a, resident + r, used + a * cells // layer.n_cells
         return Footprint(self.n_cells, self.n_cells_allocated, allocated, used, resident)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether heads hold different numbers of tokens."""
+        return self._cells.table is not None and bool((self._cells.table < 0).any())
+
+    @property
+    def can_hide(self) -> bool:
+        """Whether heads may keep different numbers of cells: what is hidden is masked in host memory."""
+        return all(layer.is_host for layer in self.layers)
 
     # -- evicting ------------------------------------------------------------------------------------------------
 
@@ -148,36 +146,36 @@ class KVCache:
         """Keeps the marked cells of every layer and head and gives the memory of the rest back.
 
         Args:
-            retained: bool [L, H, n_cells]; any set, with the same number of cells for every layer and head.
+            retained: bool [L, H, n_cells]; any set with at least one cell for every layer and head. Cells that are
+                hidden from a head stay so, marked or not.
 
         Raises:
-            InputError: Wrong shape or type, heads of different counts, or nothing kept.
+            InputError: Wrong shape or type, or a head keeps nothing.
+            UnsupportedModelError: Heads of different counts, and the cache is not in host memory.
             CacheStateError: The cache is empty, or was changed behind our back.
             StateFormatError: llama.cpp's state is not laid out as known. In every case the cache is as it was.
         """
         index = self._kept_cells(retained)
-        keep = index.shape[-1]
         before, n_before = self.footprint(), self.n_cells
         seconds = {"evict": 0.0, "release": 0.0}
-        if keep < n_before:
+        if any((self._cells.positions(i) >= 0).sum() > (cells >= 0).sum() for i, cells in enumerate(index)):
             self._check_untouched()
-            table = np.empty(index.shape, dtype=np.int32)
-            for layer in range(self.n_layers):
-                table[layer] = np.take_along_axis(self._positions_by_head(layer), index[layer], axis=1)
             start = time.perf_counter()
             self._tap.settle()
             told = self._move(index)
+            self._cells.moved(index, told)
             for facts, cells in zip(self.layers, index, strict=True):
                 self._tap.gather(facts.tap_index, cells)
-            self._table, self._told, self._boundary = table, told, self._n_tokens
+            self._hide()
             evicted = time.perf_counter()
             self.release()
             seconds = {"evict": evicted - start, "release": time.perf_counter() - evicted}
         after = self.footprint()
         return CompressionReport(
             n_before=n_before,
-            n_after=keep,
-            n_tokens=self._n_tokens,
+            n_after=self.n_cells,
+            n_after_mean=float((index >= 0).sum(axis=-1).mean()),
+            n_tokens=self.n_tokens,
             bytes_before=before.bytes_used,
             bytes_after=after.bytes_used,
             resident_before=before.bytes_resident,
@@ -193,23 +191,28 @@ class KVCache:
         if not isinstance(retained, np.ndarray) or retained.dtype != np.bool_ or retained.shape != shape:
             found = f"{retained.dtype} {list(retained.shape)}" if isinstance(retained, np.ndarray) else type(retained)
             raise InputError(f"retained must be a bool array [layers, KV heads, cells] = {list(shape)}, not {found}")
-        counts = retained.sum(axis=-1)
-        if counts.min() != counts.max():
-            raise InputError(
-                f"every head must keep the same number of cells; they keep between {counts.min()} and {counts.max()}"
+        index = self._cells.kept(retained)
+        if index.shape[-1] == 0 or index[..., 0].min() < 0:
+            raise InputError("a head retains nothing: keep at least one cell per head")
+        if index.min() < 0 and not self.can_hide:
+            raise UnsupportedModelError(
+                "heads keep different numbers of cells, which needs a cache in host memory: keep the same number"
             )
-        if counts.max() == 0:
-            raise InputError("nothing is retained: keep at least one cell per head")
-        return np.nonzero(retained)[2].astype(np.int32).reshape(*shape[:2], -1)
+        return index
+
+    def _hide(self) -> None:
+        """Masks the cells that a head does not use, from now on."""
+        for index, layer in enumerate(self.layers):
+            self._tap.hide(layer.tap_index, np.ascontiguousarray(self._cells.hidden(index), dtype=np.uint8))
 
     def _move(self, index: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Moves the kept cells to the front; returns the positions llama.cpp has for them afterwards.
 
         It only needs them to ascend and to end at n_tokens - 1; the true ones are in our table.
         """
-        keep, last, ctx = index.shape[-1], self._n_tokens - 1, _address(self._ctx)
+        keep, last, ctx = index.shape[-1], self.n_tokens - 1, _address(self._ctx)
         if self.in_place:
-            told = np.concatenate([self._told, np.arange(self._boundary, self._n_tokens, dtype=np.int32)])
+            told = self._cells.all_told()
             layers = np.array([layer.tap_index for layer in self.layers], dtype=np.int32)
             tail = np.ascontiguousarray(told[keep - 1 :])
             native.evict_in_place(ctx, self._tap, SEQ_ID, SPARE_SEQ, layers, self.n_cells, index, tail)
@@ -230,9 +233,9 @@ class KVCache:
 
     def _check_untouched(self) -> None:
         last = llama_cpp.llama_memory_seq_pos_max(self._memory, SEQ_ID)
-        if last != self._n_tokens - 1:
+        if last != self.n_tokens - 1:
             raise CacheStateError(
-                f"llama.cpp's cache ends at position {last}, but {self._n_tokens} tokens were evaluated: it was "
+                f"llama.cpp's cache ends at position {last}, but {self.n_tokens} tokens were evaluated: it was "
                 "changed from outside; call reset() and evaluate the prompt again"
             )
         for other in range(1, llama_cpp.llama_n_seq_max(self._ctx)):
@@ -245,7 +248,7 @@ class KVCache:
 
     def advance(self, n: int) -> None:
         """n more tokens were decoded."""
-        self._n_tokens += n
+        self._cells.n_tokens += n
         self._touched = max(self._touched, self.n_cells)
 
     def check_room(self, n: int) -> None:
@@ -263,43 +266,46 @@ class KVCache:
         Raises:
             CacheStateError: That would reach into the compressed part; only 0 (start over) can.
         """
-        if n_tokens == self._n_tokens:
+        if n_tokens == self.n_tokens:
             return
-        if n_tokens > self._n_tokens:
+        if n_tokens > self.n_tokens:
             raise CacheStateError(
-                f"{n_tokens} tokens are claimed, but only {self._n_tokens} were evaluated: call reset() first"
+                f"{n_tokens} tokens are claimed, but only {self.n_tokens} were evaluated: call reset() first"
             )
-        if 0 < n_tokens < self._boundary:
+        if 0 < n_tokens < self.boundary:
             raise CacheStateError(
-                f"cannot go back to {n_tokens} tokens: the first {self._boundary} were compressed as a whole; "
+                f"cannot go back to {n_tokens} tokens: the first {self.boundary} were compressed as a whole; "
                 "call reset() and evaluate the prompt again"
             )
         llama_cpp.llama_memory_seq_rm(self._memory, SEQ_ID, n_tokens, -1)
-        self._tap.rollback(n_tokens)
-        self._n_tokens = n_tokens
-        if n_tokens == 0:
-            self._table, self._told, self._boundary = None, self._told[:0], 0
+        if n_tokens > 0:
+            self._tap.rollback(n_tokens)
+            self._cells.n_tokens = n_tokens
+        else:
             self._tap.reset()
+            self._cells.restore(Snapshot(0))
+            self._hide()
         if self._touched - self.n_cells >= RELEASE_STEP:
             self.release()
 
     def release(self) -> int:
-        """Gives the memory of unused cells back to the system; returns the bytes given back."""
+        """Gives the memory of cells that no head uses back to the system; returns the bytes given back."""
         self._touched = self.n_cells
-        return sum(self._tap.release(layer.tap_index, self.n_cells) for layer in self.layers)
+        released = 0
+        for index, layer in enumerate(self.layers):
+            released += self._tap.release(layer.tap_index, self.n_cells, layer.n_cells)
+            released += self._tap.release(layer.tap_index, self._cells.filled(index), self.n_compressed_cells)
+        return released
 
     def snapshot(self) -> Snapshot:
-        if self._table is None:
-            return Snapshot(self._n_tokens)
-        return Snapshot(self._n_tokens, self._table.copy(), self._boundary, self._told.copy())
+        return self._cells.snapshot()
 
     def restore(self, snapshot: Snapshot) -> None:
         """Takes over a snapshot, after llama.cpp's own state was restored."""
-        self._n_tokens, self._boundary = snapshot.n_tokens, snapshot.boundary
-        self._table = None if snapshot.table is None else snapshot.table.copy()
-        self._told = np.empty(0, dtype=np.int32) if snapshot.told is None else snapshot.told.copy()
+        self._cells.restore(snapshot)
         self._touched = self.n_cells_allocated
         self._tap.reset()
+        self._hide()
         self.release()
 
     def sequence_state(self) -> npt.NDArray[np.uint8]:
@@ -335,6 +341,7 @@ class KVCache:
         shapes = {(x.n_head_kv, x.head_dim_k, x.head_dim_v) for x in self.layers}
         if len(shapes) > 1:
             raise UnsupportedModelError(f"KV heads differ from layer to layer ({sorted(shapes)})")
+        self._cells = Cells(self.n_layers, self.n_head_kv)
         for index in range(self._tap.n_layers):
             self._tap.watch(index, index in indices)
         llama_cpp.llama_memory_clear(self._memory, False)

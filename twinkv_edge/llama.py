@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from . import captured, decode_context, models, pipeline, policies, rolling
 from ._install import native
+from .cells import Snapshot
 from .compression import Compression
 from .errors import CacheStateError, InputError, UnsupportedModelError
-from .kv_cache import KVCache, Snapshot
+from .kv_cache import KVCache
 from .report import CompressionReport, Footprint
 
 
@@ -60,7 +61,7 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         llama_kwargs.setdefault("verbose", False)
         super().__init__(model_path=path, n_ctx=n_ctx, **llama_kwargs)
         try:
-            kv = KVCache(self._ctx.ctx, self._tap)
+            kv = KVCache(self._ctx.ctx, self._tap, path)
             kv.discover(self._decode_one)
             self._kv = kv
             self.capture_for()
@@ -138,22 +139,27 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     @compression.setter
     def compression(self, compression: Compression) -> None:
+        self._capture(compression)
         self._compression = compression
-        self.capture_for()
 
-    def capture_for(self, *wanted: policies.Policy | Compression | str) -> None:
+    def capture_for(self, *wanted: policies.Needs | policies.Policy | Compression | str) -> None:
         """Captures, while tokens are evaluated from now on, what these policies need beside that of `compression`.
 
         Only prompts evaluated afterwards can be scored by them: call it before `eval`, or evaluate again after `reset`.
 
         Raises:
-            InputError: An unknown policy or option.
+            InputError: An unknown policy or option, or something that a policy needs for this model is missing.
         """
-        needs = pipeline.make_policy(self.compression, self.tau).needs
+        self._capture(self.compression, *wanted)
+
+    def _capture(self, *wanted: policies.Needs | policies.Policy | Compression | str) -> None:
+        needs = policies.Needs()
         for each in wanted:
             if isinstance(each, str):
                 each = self.compression.with_(policy=each, policy_options={})
-            needs |= (pipeline.make_policy(each, self.tau) if isinstance(each, Compression) else each).needs
+            if isinstance(each, Compression):
+                each = pipeline.make_policy(each, self.tau, self.facts.path)
+            needs |= each if isinstance(each, policies.Needs) else each.needs
         captured.configure(self._tap, needs, self.n_threads_batch)
 
     # -- compressing ---------------------------------------------------------------------------------------------
@@ -304,7 +310,7 @@ def score(
     tokens = list(tokens)
     if not tokens:
         raise InputError("no tokens to score")
-    made = pipeline.make_policy(llm.compression.with_(policy=policy, policy_options=options), llm.tau)
+    made = pipeline.make_policy(llm.compression.with_(policy=policy, policy_options=options), llm.tau, llm.facts.path)
     llm.reset()
     llm.capture_for(made)
     try:

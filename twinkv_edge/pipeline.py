@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,11 +12,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from . import captured, key_space, policies, select, twins
-from .compression import Compression
-from .errors import CacheStateError
+from . import policies, select, twins, views
+from .compression import Compression, kept_tokens
+from .errors import CacheStateError, InputError
 from .kv_cache import KVCache
-from .policies.base import LayerView, Window
 from .repair import repair
 from .report import CompressionReport
 
@@ -41,64 +41,13 @@ class Plan:
         self.seconds[stage] += time.perf_counter() - start
 
 
-def view(kv: KVCache, index: int, space: str, notes: list[str] | None = None) -> LayerView:
-    """A layer as policies see it. What they want the user to know goes to `notes`."""
-    facts = kv.layers[index]
-    positions = kv._positions_by_head(index)
-    notes = [] if notes is None else notes
-
-    def heads_first(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        return np.ascontiguousarray(rows.transpose(1, 0, 2))
-
-    def transform(keys: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        if space == "rope":
-            return keys
-        rows = np.ascontiguousarray(keys.transpose(1, 0, 2))
-        if space == "unrotated":
-            return heads_first(key_space.unrotated(rows, positions.T, facts.rotation))
-        return heads_first(key_space.pair_norms(rows, facts.rotation))
-
-    def read_window(size: int) -> Window:
-        window, note = captured.last_queries(kv._tap, facts, kv.n_tokens, size)
-        if note and note not in notes:
-            notes.append(note)
-        return window
-
-    return LayerView(
-        index=index,
-        n_layers=kv.n_layers,
-        positions=positions,
-        n_tokens=kv.n_tokens,
-        group=facts.n_head // facts.n_head_kv,
-        kq_scale=facts.kq_scale,
-        read_keys=lambda: heads_first(kv.keys(index)),
-        read_values=lambda: heads_first(kv.values(index)),
-        transform_keys=transform,
-        read_window=read_window,
-        read_statistics=lambda: captured.query_statistics(kv._tap, facts, kv.n_tokens),
-        read_attention=lambda: captured.attention(kv._tap, facts, kv.n_tokens, kv.n_cells),
-        softcap=facts.softcap,
-        rotation=facts.rotation,
-        notes=notes,
-    )
-
-
-def check_keys(layer: LayerView) -> None:
-    """Raises CacheStateError when a key is not finite or has no length: similarity and norms mean nothing there."""
-    norms = np.linalg.norm(layer.keys, axis=-1)
-    bad = ~np.isfinite(norms) | (norms == 0)
-    if bad.any():
-        head, cell = np.argwhere(bad)[0]
-        raise CacheStateError(
-            f"{int(bad.sum())} keys of layer {layer.index} are not finite or zero (the first: head {head}, token "
-            f"{layer.positions[head, cell]}): the model's weights are broken or its activations overflow"
-        )
-
-
 def scores(kv: KVCache, policy: policies.Policy, space: str = "rope") -> npt.NDArray[np.float32]:
-    """Scores of every layer, float32 [L, H, n]. Warns of what the policy has to say about them."""
+    """Scores of every layer, float32 [L, H, n], -inf where a cell is hidden. Warns of what the policy has to say."""
     notes: list[str] = []
-    result = np.stack([policy.score(view(kv, layer, space, notes)) for layer in range(kv.n_layers)])
+    result = np.full((kv.n_layers, kv.n_head_kv, kv.n_cells), -np.inf, dtype=np.float32)
+    for index in range(kv.n_layers):
+        for part in views.parts(kv, index, space, notes):
+            result[index][part.heads, part.cells] = policy.score(part.view)
     _warn(notes)
     return result
 
@@ -108,14 +57,16 @@ def _warn(notes: list[str]) -> None:
         warnings.warn(note, stacklevel=3)
 
 
-def make_policy(cfg: Compression, tau: float) -> policies.Policy:
-    """The policy of a compression, with the settings they share.
+def make_policy(cfg: Compression, tau: float, model: str | os.PathLike[str]) -> policies.Policy:
+    """The policy of a compression, with the settings they share, for the model in that file.
 
     Raises:
-        InputError: Unknown policy or option.
+        InputError: Unknown policy or option, or something that the policy needs for this model is missing.
     """
-    defaults = {"tau": tau, "local_window": cfg.local_window, "n_sink": cfg.n_sink}
-    return policies.create(cfg.policy, cfg.policy_options, defaults)
+    defaults = {"tau": tau, "local_window": cfg.local_window, "n_sink": cfg.n_sink, "n_recent": cfg.n_recent}
+    policy = policies.create(cfg.policy, cfg.policy_options, defaults)
+    policy.bind(model)
+    return policy
 
 
 def make_plan(kv: KVCache, cfg: Compression, tau: float, progress: Progress | None = None) -> Plan:
@@ -130,31 +81,58 @@ def make_plan(kv: KVCache, cfg: Compression, tau: float, progress: Progress | No
     if n == 0:
         raise CacheStateError("the cache is empty: evaluate a prompt before compressing it")
     keep = cfg.budget(n)
-    policy = make_policy(cfg, tau)
+    policy = make_policy(cfg, tau, kv.model)
     if keep == n:
         return Plan(np.ones((kv.n_layers, kv.n_head_kv, n), dtype=np.bool_))
-    plan = (_plan_heads if cfg.layout == "head" else _plan_cells)(kv, cfg, policy, keep, tau, progress)
+    plan = Plan(np.zeros((kv.n_layers, kv.n_head_kv, n), dtype=np.bool_))
+    if policy.ragged and (reason := _why_uniform(kv, cfg)):
+        plan.notes.append(f"every head keeps the same number of tokens: {reason}")
+        policy.ragged = False
+    (_plan_heads if cfg.layout == "head" else _plan_cells)(kv, cfg, policy, keep, tau, plan, progress)
     _warn(plan.notes)
     return plan
 
 
-def _checked_views(kv: KVCache, cfg: Compression, notes: list[str], progress: Progress | None) -> Iterator[LayerView]:
+def _why_uniform(kv: KVCache, cfg: Compression) -> str:
+    """Why a policy's uneven budgets cannot be used, or nothing."""
+    if cfg.layout == "cell":
+        return "the cell layout has one set for all"
+    if not kv.can_hide:
+        return "cells can be hidden from single heads only where the cache is in host memory"
+    if cfg.prefill == "bounded" or cfg.trigger_tokens is not None:
+        return "evicting by itself holds the cache to a number of cells"
+    if kv.ragged:
+        return "this cache was compressed unevenly before, and each head now loses the same share of what it has"
+    return ""
+
+
+def _checked_parts(kv: KVCache, cfg: Compression, notes: list[str], progress: Progress | None) -> Iterator[views.Part]:
     for index in range(kv.n_layers):
-        layer = view(kv, index, cfg.key_space, notes)
-        check_keys(layer)
-        yield layer
+        for part in views.parts(kv, index, cfg.key_space, notes):
+            views.check_keys(part.view)
+            yield part
         if progress:
             progress(index + 1, kv.n_layers)
 
 
 def _plan_heads(
-    kv: KVCache, cfg: Compression, policy: policies.Policy, keep: int, tau: float, progress: Progress | None
-) -> Plan:
-    plan = Plan(np.empty((kv.n_layers, kv.n_head_kv, kv.n_cells), dtype=np.bool_))
-    for layer in _checked_views(kv, cfg, plan.notes, progress):
+    kv: KVCache,
+    cfg: Compression,
+    policy: policies.Policy,
+    keep: int,
+    tau: float,
+    plan: Plan,
+    progress: Progress | None,
+) -> None:
+    left = keep * kv.n_layers * kv.n_head_kv
+    for part in _checked_parts(kv, cfg, plan.notes, progress):
+        layer = part.view
         with plan.timed("score"):
             always = select.protected(layer.positions, kv.n_tokens, cfg.n_sink, cfg.n_recent)
-            retained = select.top(policy.score(layer), keep, always)
+            scores = policy.score(layer)
+            budgets = _budgets(cfg, policy, part, scores, keep, always)
+            retained = select.top(scores, budgets, always)
+            left -= int(budgets.sum())
         if cfg.repair != "none":
             with plan.timed("repair"):
                 done = repair(
@@ -172,13 +150,48 @@ def _plan_heads(
                 plan.orphans += int(np.sum(done.n_orphans))
                 plan.donors += int(np.sum(done.n_donors))
                 plan.backend = done.backend
-        plan.retained[layer.index] = retained
-    return plan
+        plan.retained[layer.index][part.heads, part.cells] = retained
+    if policy.ragged and left < 0:
+        raise InputError(f"policy {cfg.policy!r} gives its heads {-left} tokens more than the ratio leaves them")
+
+
+def _budgets(
+    cfg: Compression,
+    policy: policies.Policy,
+    part: views.Part,
+    scores: npt.NDArray[np.float32],
+    keep: int,
+    always: npt.NDArray[np.bool_],
+) -> npt.NDArray[np.int32]:
+    """Tokens that each head of the part keeps, int32 [H].
+
+    Raises:
+        InputError: The policy gives a head less than its protected tokens or more than it has.
+    """
+    n_heads, n = scores.shape
+    least = always.sum(axis=-1)
+    if not part.whole:  # a head that holds its own number of tokens loses its share of those
+        keep = max(kept_tokens(n, cfg.ratio, cfg.target_tokens), int(least[0]))
+    if not policy.ragged:
+        return np.full(n_heads, keep, dtype=np.int32)
+    budgets = np.asarray(policy.budgets(part.view, scores, keep, always))
+    if budgets.shape != (n_heads,) or (budgets < least).any() or (budgets > n).any():
+        raise InputError(
+            f"policy {cfg.policy!r} gives the heads of layer {part.view.index} budgets of {budgets.tolist()} tokens: "
+            f"each must keep its {least.max()} protected tokens, and has {n}"
+        )
+    return budgets.astype(np.int32)
 
 
 def _plan_cells(
-    kv: KVCache, cfg: Compression, policy: policies.Policy, keep: int, tau: float, progress: Progress | None
-) -> Plan:
+    kv: KVCache,
+    cfg: Compression,
+    policy: policies.Policy,
+    keep: int,
+    tau: float,
+    plan: Plan,
+    progress: Progress | None,
+) -> None:
     positions = kv._positions_by_head(0)[0]
     for index in range(kv.n_layers):
         if (kv._positions_by_head(index) != positions).any():
@@ -186,26 +199,24 @@ def _plan_cells(
                 "this cache was compressed per head, so its cells hold different tokens for different heads; "
                 "compress it again with layout='head'"
             )
-    plan = Plan(np.empty((kv.n_layers, kv.n_head_kv, kv.n_cells), dtype=np.bool_))
     always = select.protected(positions, kv.n_tokens, cfg.n_sink, cfg.n_recent)
     ballot = select.Ballot(kv.n_cells)
-    for layer in _checked_views(kv, cfg, plan.notes, progress):
+    for part in _checked_parts(kv, cfg, plan.notes, progress):
         with plan.timed("score"):
-            layer_scores = policy.score(layer)
+            layer_scores = policy.score(part.view)
             ballot.add(select.top(layer_scores, keep, np.broadcast_to(always, layer_scores.shape)), layer_scores)
     retained = ballot.elect(keep, always)
     if cfg.repair != "none":
         with plan.timed("repair"):
             votes = select.RepairVotes(retained, always)
             for index in range(kv.n_layers):
-                layer = view(kv, index, cfg.key_space)
+                layer = views.parts(kv, index, cfg.key_space)[0].view
                 each = np.broadcast_to(retained, layer.positions.shape)
                 best = twins.best_twin(layer.compared_keys, each, cfg.local_window, positions=layer.positions)
                 votes.add(best, tau, np.ones(retained.shape, dtype=np.bool_))
             retained, plan.swaps, plan.orphans, plan.donors = votes.swap()
             plan.backend = twins.active_backend()
     plan.retained[:] = retained
-    return plan
 
 
 def compress(kv: KVCache, cfg: Compression, tau: float, progress: Progress | None = None) -> CompressionReport:

@@ -33,7 +33,8 @@ class CompressionReport:
     """What a compression did.
 
     Attributes:
-        n_before, n_after: Cells in use before and after, per head.
+        n_before, n_after: Cells in use before and after, of the head that uses most.
+        n_after_mean: Tokens left, mean over layers and heads; smaller than n_after where heads keep different numbers.
         n_tokens: Tokens of the conversation, kept or not: the next one is decoded at this position.
         swaps, orphans, donors: Of the repair pass, summed over layers and heads (cell layout: of the one common set).
         seconds: Wall time by stage: "score", "repair", "evict", "release".
@@ -62,6 +63,7 @@ class CompressionReport:
     key_space: str = "rope"
     backend: str = ""
     notes: tuple[str, ...] = ()
+    n_after_mean: float | None = None
 
     @property
     def total_seconds(self) -> float:

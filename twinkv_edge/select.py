@@ -13,22 +13,22 @@ def protected(positions: npt.NDArray[np.int32], n_tokens: int, n_sink: int, n_re
     return (positions < n_sink) | (positions >= n_tokens - n_recent)
 
 
-def top(scores: npt.NDArray[np.float32], keep: int, always: BoolArray) -> BoolArray:
+def top(scores: npt.NDArray[np.float32], keep: int | npt.NDArray[np.int32], always: BoolArray) -> BoolArray:
     """The `keep` highest-scoring tokens of each row, those of `always` first; ties go to the lower position.
 
     Args:
         scores: float32 [..., n].
-        keep: Tokens kept per row, at least as many as any row of `always` holds.
+        keep: Tokens kept per row, the same for all or int32 [...]; at least as many as the row of `always` holds.
         always: bool [..., n].
 
     Returns:
-        bool [..., n] with exactly `keep` True per row.
+        bool [..., n] with exactly `keep` True per row (n where it is larger).
     """
     n = scores.shape[-1]
     ranked = np.where(always, np.inf, scores.astype(np.float64))
     order = np.argsort(-ranked, axis=-1, kind="stable")
     retained = np.zeros(scores.shape, dtype=np.bool_)
-    np.put_along_axis(retained, order[..., : min(keep, n)], True, axis=-1)
+    np.put_along_axis(retained, order, np.arange(n) < np.asarray(keep)[..., None], axis=-1)
     return retained
 
 

@@ -260,10 +260,11 @@ typedef struct twinkv_memory {
 } twinkv_memory;
 
 TWINKV_API twinkv_status twinkv_tap_memory(const twinkv_tap* tap, int32_t index, twinkv_memory* out);
-/* Gives the pages of cells >= first_free of layer `index` back to the system; their content becomes zero.
+/* Gives the pages of cells first .. last - 1 of layer `index` back to the system; their content becomes zero.
  * *released receives the bytes given back: 0 on device buffers, transposed V and systems without such a call.
  */
-TWINKV_API twinkv_status twinkv_tap_release(twinkv_tap* tap, int32_t index, int64_t first_free, uint64_t* released);
+TWINKV_API twinkv_status twinkv_tap_release(twinkv_tap* tap, int32_t index, int64_t first, int64_t last,
+                                            uint64_t* released);
 
 /* ---- state: per-head eviction by rewriting a sequence state (native/state) --------------------------------
  */
@@ -287,7 +288,8 @@ TWINKV_API twinkv_status twinkv_state_match(const twinkv_tap* tap, const uint8_t
 
 /* Keeps, of sequence seq_id, cell index[l, h, c] of layer l and KV head h as cell c of n_keep; positions
  * [n_keep], ascending, are what llama.cpp is told (the last must be the sequence's last position). index
- * [n_layer, n_head_kv, n_keep] ascending per head. On failure the sequence is put back as it was. */
+ * [n_layer, n_head_kv, n_keep] ascending per head; a head that keeps fewer has -1 at the end, and must not see those
+ * cells (twinkv_tap_hide). On failure the sequence is put back as it was. */
 TWINKV_API twinkv_status twinkv_evict(struct llama_context* ctx, int32_t seq_id, int32_t n_layer, int32_t n_head_kv,
                                       int64_t n_keep, const int32_t* index, const int32_t* positions, int n_threads);
 

@@ -75,12 +75,12 @@ bool is_plain_host(const ggml_tensor* t) {
     return is_host(t) && ggml_backend_buffer_get_type(t->buffer) == ggml_backend_cpu_buffer_type();
 }
 
-uint64_t release_rows(const ggml_tensor* t, int64_t first_free) {
+uint64_t release_rows(const ggml_tensor* t, int64_t first, int64_t last) {
     if (!is_plain_host(t)) {
         return 0;
     }
     const uintptr_t base = reinterpret_cast<uintptr_t>(t->data);
-    return release_range(base + size_t(first_free) * t->nb[1], base + ggml_nbytes(t));
+    return release_range(base + size_t(first) * t->nb[1], base + size_t(last) * t->nb[1]);
 }
 
 } // namespace
@@ -100,14 +100,14 @@ twinkv_status twinkv_tap_memory(const twinkv_tap* tap, int32_t index, twinkv_mem
     });
 }
 
-twinkv_status twinkv_tap_release(twinkv_tap* tap, int32_t index, int64_t first_free, uint64_t* released) {
+twinkv_status twinkv_tap_release(twinkv_tap* tap, int32_t index, int64_t first, int64_t last, uint64_t* released) {
     return twinkv::guard([&] {
         const auto& layer = tap->at(index);
-        twinkv::require(first_free >= 0 && first_free <= layer.facts.n_cells, "cells past the end of the cache");
+        twinkv::require(first >= 0 && first <= last && last <= layer.facts.n_cells, "cells past the end of the cache");
         twinkv::require(layer.v != nullptr, "the layer's cache was not seen in the graph", TWINKV_EUNSUPPORTED);
-        *released = twinkv::release_rows(layer.k, first_free);
+        *released = twinkv::release_rows(layer.k, first, last);
         if (!layer.facts.v_transposed) {
-            *released += twinkv::release_rows(layer.v, first_free);
+            *released += twinkv::release_rows(layer.v, first, last);
         }
     });
 }

@@ -190,12 +190,12 @@ void bind_tap(nb::module_& m) {
             "index"_a)
         .def(
             "release",
-            [](Tap& t, int32_t index, int64_t first_free) {
+            [](Tap& t, int32_t index, int64_t first, int64_t last) {
                 uint64_t released = 0;
-                check(twinkv_tap_release(t.tap, index, first_free, &released));
+                check(twinkv_tap_release(t.tap, index, first, last, &released));
                 return released;
             },
-            "index"_a, "first_free"_a);
+            "index"_a, "first"_a, "last"_a);
     m.def("set_attention_isa", [](const char* isa) { check(twinkv_set_attention_isa(isa)); }, "isa"_a);
     m.def("unrotate", &unrotate, "rope"_a, "freq_factors"_a, "hadamard"_a, "rows"_a, "positions"_a, "n_threads"_a = 0);
     m.def("mean_rotation", &mean_rotation, "rope"_a, "freq_factors"_a, "first"_a, "n"_a, "cosines"_a, "sines"_a);

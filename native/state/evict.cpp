@@ -5,6 +5,7 @@
 #include "state/handover.hpp"
 #include "state/state.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 namespace twinkv {
@@ -49,7 +50,7 @@ void gather_rows(const Plan& p, const Block& b, const int32_t* index, uint8_t* d
     const uint8_t* src = p.state.bytes + b.data;
     for (int32_t h = 0; h < p.n_head_kv; ++h) {
         const int32_t* cells = index + int64_t(h) * p.n_keep;
-        for (int64_t c = 0; c < p.n_keep; ++c) {
+        for (int64_t c = 0; c < p.n_keep && cells[c] >= 0; ++c) { // what follows stays zero
             std::memcpy(dst + size_t(c) * b.unit + size_t(h) * piece,
                         src + size_t(cells[c]) * b.unit + size_t(h) * piece, piece);
         }
@@ -62,7 +63,7 @@ template <class T> void gather_elements(const Plan& p, const Block& b, const int
         const int32_t* cells = index + int64_t(j / per_head) * p.n_keep;
         const uint8_t* src = p.state.bytes + b.data + j * p.section.n_cells * sizeof(T);
         uint8_t* dst = dst_bytes + j * size_t(p.n_keep) * sizeof(T);
-        for (int64_t c = 0; c < p.n_keep; ++c) {
+        for (int64_t c = 0; c < p.n_keep && cells[c] >= 0; ++c) {
             std::memcpy(dst + size_t(c) * sizeof(T), src + size_t(cells[c]) * sizeof(T), sizeof(T));
         }
     }
@@ -80,6 +81,19 @@ void gather_columns(const Plan& p, const Block& b, const int32_t* index, uint8_t
 }
 
 } // namespace
+
+void check_index(const int32_t* index, int64_t n_rows, int64_t n_cells, int64_t n_keep) {
+    for (int64_t row = 0; row < n_rows; ++row, index += n_keep) {
+        int64_t kept = 0;
+        while (kept < n_keep && index[kept] >= 0) {
+            require(index[kept] < n_cells && (kept == 0 || index[kept - 1] < index[kept]),
+                    "kept cells must ascend and lie inside the cache");
+            ++kept;
+        }
+        require(kept > 0 && std::all_of(index + kept, index + n_keep, [](int32_t cell) { return cell == -1; }),
+                "every head must keep a cell, and have -1 after its last");
+    }
+}
 
 std::vector<uint8_t> gather_state(const State& state, int32_t n_head_kv, int64_t n_keep, const int32_t* index,
                                   const int32_t* positions, int n_threads) {
@@ -126,13 +140,7 @@ void check_request(const Section& s, int32_t n_layer, int32_t n_head_kv, int64_t
         require(positions[c] >= 0 && (c == 0 || positions[c - 1] < positions[c]), "positions must ascend");
     }
     require(positions[n_keep - 1] == last, "the last kept cell must carry the sequence's last position");
-    for (int64_t row = 0; row < int64_t(n_layer) * n_head_kv; ++row) {
-        const int32_t* cells = index + row * n_keep;
-        for (int64_t c = 0; c < n_keep; ++c) {
-            require(cells[c] >= 0 && uint32_t(cells[c]) < s.n_cells && (c == 0 || cells[c - 1] < cells[c]),
-                    "kept cells must ascend and lie inside the cache");
-        }
-    }
+    check_index(index, int64_t(n_layer) * n_head_kv, s.n_cells, n_keep);
 }
 
 void evict(llama_context* ctx, int32_t seq_id, int32_t n_layer, int32_t n_head_kv, int64_t n_keep, const int32_t* index,

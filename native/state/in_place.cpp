@@ -38,7 +38,7 @@ struct Request {
 };
 
 void check_request(const Request& r) {
-    require(r.n_head_kv > 0 && r.n_keep > 0 && r.n_keep < r.n_cells, "keep at least one cell, and fewer than all");
+    require(r.n_head_kv > 0 && r.n_keep > 0 && r.n_keep <= r.n_cells, "keep between 1 and all of the cells");
     require(r.tail[0] >= 0 && std::is_sorted(r.tail.begin(), r.tail.end(), std::less_equal<int32_t>()),
             "positions must ascend");
     require(r.memory && int64_t(llama_n_seq_max(r.ctx)) > std::max(r.seq, r.spare) && r.seq != r.spare,
@@ -50,13 +50,7 @@ void check_request(const Request& r) {
         require(layer->facts.n_head_kv == r.n_head_kv && r.n_cells <= layer->facts.n_cells,
                 "heads or cells that the cache does not have");
     }
-    for (int64_t row = 0; row < int64_t(r.layers.size()) * r.n_head_kv; ++row) {
-        const int32_t* cells = r.index + row * r.n_keep;
-        for (int64_t c = 0; c < r.n_keep; ++c) {
-            require(cells[c] >= 0 && cells[c] < r.n_cells && (c == 0 || cells[c - 1] < cells[c]),
-                    "kept cells must ascend and lie inside the cache");
-        }
-    }
+    check_index(r.index, int64_t(r.layers.size()) * r.n_head_kv, r.n_cells, r.n_keep);
 }
 
 // Rows are KV heads side by side. Kept cells ascend, so cells[c] >= c: moving forward never overwrites a row still
@@ -69,7 +63,7 @@ void move_rows(const Request& r, const ggml_tensor* t, const int32_t* index) {
     for (int64_t c = 0; c < r.n_keep; ++c) {
         for (int32_t h = 0; h < r.n_head_kv; ++h) {
             const int64_t from = index[h * r.n_keep + c];
-            if (from != c) {
+            if (from > c) { // not its own, nor -1
                 std::memcpy(data + size_t(c) * row + size_t(h) * piece, data + size_t(from) * row + size_t(h) * piece,
                             piece);
             }
@@ -82,7 +76,7 @@ template <class T> void move_elements(const Request& r, const ggml_tensor* t, co
     T* data = static_cast<T*>(t->data);
     for (int64_t j = 0; j < n_values; ++j) {
         const int32_t* cells = index + j / per_head * r.n_keep;
-        for (int64_t c = 0; c < r.n_keep; ++c) {
+        for (int64_t c = 0; c < r.n_keep && cells[c] >= 0; ++c) {
             data[j * stride + c] = data[j * stride + cells[c]];
         }
     }
@@ -173,7 +167,9 @@ void close_up(const Request& r) {
 void evict_in_place(const Request& r, int n_threads) {
     check_request(r);
     check_movable(r);
-    close_up(r);
+    if (r.n_keep < r.n_cells) { // otherwise a head keeps everything, and only others move
+        close_up(r);
+    }
     // from here on nothing can fail
     const int64_t n_layer = int64_t(r.layers.size()), per_layer = int64_t(r.n_head_kv) * r.n_keep;
     parallel_for(2 * n_layer, n_threads, [&](int64_t i) {
@@ -191,7 +187,7 @@ extern "C" twinkv_status twinkv_evict_in_place(struct llama_context* ctx, const 
                                                int32_t n_head_kv, int64_t n_cells, int64_t n_keep, const int32_t* index,
                                                const int32_t* tail, int n_threads) {
     return twinkv::guard([&] {
-        twinkv::require(n_layer > 0 && n_keep > 0 && n_keep < n_cells, "keep at least one cell, and fewer than all");
+        twinkv::require(n_layer > 0 && n_keep > 0 && n_keep <= n_cells, "keep between 1 and all of the cells");
         twinkv::Request r{};
         r.ctx = ctx;
         r.memory = llama_get_memory(ctx);

@@ -51,6 +51,9 @@ constexpr size_t column_header = 12; // type, element_bytes, n_embd_v
 
 State parse_state(const uint8_t* bytes, size_t size);
 
+// Rows [n_rows, n_keep] of an index: kept cells, ascending; after the last of them only -1.
+void check_index(const int32_t* index, int64_t n_rows, int64_t n_cells, int64_t n_keep);
+
 // The blob after keeping cell index[l, h, c] as cell c of the first section; the other section goes over
 // unchanged.
 std::vector<uint8_t> gather_state(const State& state, int32_t n_head_kv, int64_t n_keep, const int32_t* index,

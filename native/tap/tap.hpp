@@ -42,6 +42,7 @@ struct QueryStatistics {
 struct HiddenCells {
     std::vector<uint8_t> hidden; // [n_head_kv, n]
     int64_t n = 0;
+    bool same = false; // for all heads
 };
 
 // The mask that stands in for llama.cpp's own while one attention node runs. One at a time: the scheduler

@@ -11,13 +11,18 @@ from importlib import metadata
 from typing import Any
 
 from ..errors import InputError
+from .adakv import AdaKV
 from .base import FloatArray, LayerView, Needs, Policy
+from .chunkkv import ChunkKV
+from .duo_attention import DuoAttention
 from .expected_attention import ExpectedAttention
 from .h2o import H2O
 from .keydiff import KeyDiff
 from .knorm import KNorm
 from .none import NoEviction
 from .observed_attention import ObservedAttention
+from .pyramidkv import PyramidKV
+from .qfilters import QFilters
 from .random import Random
 from .snapkv import SnapKV
 from .streaming_llm import StreamingLLM
@@ -29,12 +34,17 @@ __all__ = ["FloatArray", "LayerView", "Needs", "Policy", "available", "create", 
 _BUILT_IN: tuple[type[Policy], ...] = (
     StreamingLLM,
     SnapKV,
+    PyramidKV,
+    AdaKV,
+    ChunkKV,
     ExpectedAttention,
     H2O,
     ObservedAttention,
     TOVA,
     KNorm,
     KeyDiff,
+    QFilters,
+    DuoAttention,
     TwinKV,
     Random,
     NoEviction,
@@ -80,7 +90,8 @@ def create(name: str, options: Mapping[str, Any] | None = None, defaults: Mappin
         name: One of `names()`.
         options: Its keyword arguments; unknown ones are an error.
         defaults: Settings of the compression (tau, n_sink, ...) that the policy takes if it has an argument of that
-            name and `options` does not give it.
+            name and `options` does not give it. A policy with an argument `base` wraps another: it gets that policy
+            made, by the name and the options in `base` and `base_options`.
 
     Raises:
         InputError: Unknown policy or option.
@@ -90,11 +101,18 @@ def create(name: str, options: Mapping[str, Any] | None = None, defaults: Mappin
         raise InputError(f"no policy named {name!r}: choose one of {', '.join(policies)}")
     cls = policies[name]
     options = dict(options or {})
-    accepted = set(inspect.signature(cls).parameters)
+    parameters = inspect.signature(cls).parameters
+    accepted = set(parameters)
+    if "base" in accepted:
+        base, base_options = options.pop("base", parameters["base"].default), options.pop("base_options", {})
+        if base == name:
+            raise InputError(f"policy {name!r} cannot wrap itself")
+        options["base"] = base if isinstance(base, Policy) else create(base, base_options, defaults)
+        accepted.add("base_options")
     if unknown := sorted(set(options) - accepted):
         raise InputError(
             f"policy {name!r} has no option {', '.join(unknown)}"
             + (f": it takes {', '.join(sorted(accepted))}" if accepted else "")
         )
-    inherited = {k: v for k, v in (defaults or {}).items() if k in accepted and k not in options}
+    inherited = {k: v for k, v in (defaults or {}).items() if k in parameters and k not in options}
     return cls(**inherited, **options)

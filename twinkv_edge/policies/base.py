@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from ..key_space import NO_ROTATION, Rotation
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int32]
+BoolArray = npt.NDArray[np.bool_]
 
 
 class Window(NamedTuple):
@@ -59,7 +61,8 @@ def _not_captured(*_: object) -> NoReturn:
 class LayerView:
     """One layer of the cache as a policy sees it. Everything is read when first asked for.
 
-    H is the number of KV heads in the view, n_head of query heads: query head i reads KV head i // group.
+    H is the number of KV heads in the view, n_head of query heads: query head i reads KV head i // group. A view shows
+    all heads of a layer or, where they hold different numbers of tokens, one of them.
 
     Attributes:
         index: Number of the layer among the evictable ones, from 0; `n_layers` of them.
@@ -69,6 +72,7 @@ class LayerView:
         kq_scale: What attention multiplies query-key products by.
         softcap: Attention caps its logits as softcap * tanh(logit / softcap); 0: it does not.
         rotation: How keys and queries were rotated.
+        heads: Which KV heads of the layer these are.
         notes: What the user should know of how the scores came about; see `note`.
     """
 
@@ -86,6 +90,7 @@ class LayerView:
     read_attention: Callable[[], FloatArray] = field(repr=False, default=_not_captured)
     softcap: float = 0.0
     rotation: Rotation = NO_ROTATION
+    heads: slice = field(default_factory=lambda: slice(None))
     notes: list[str] = field(default_factory=list)
 
     @cached_property
@@ -145,16 +150,37 @@ class LayerView:
 class Policy(ABC):
     """Scores tokens; higher means keep.
 
-    A policy only scores. Sinks and recent tokens, the budget, ties (the lower position wins) and the repair are not its
-    business. Options are keyword arguments of __init__; those that are named as a setting of `Compression` (n_sink,
-    local_window, tau) take its value unless given.
+    A policy only scores, and may share out the budget unevenly. Sinks and recent tokens, the budget as a whole, ties
+    (the lower position wins) and the repair are not its business. Options are keyword arguments of __init__; those
+    named as a setting of `Compression` (n_sink, n_recent, local_window, tau) take its value unless given, and `base` is
+    another policy, made by its name.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     """One line for `twinkv-edge policies`."""
     needs: Needs = Needs()
+    ragged: bool = False
+    """Whether `budgets` gives heads or layers different numbers of tokens."""
 
     @abstractmethod
     def score(self, layer: LayerView) -> FloatArray:
         """Scores of one layer, float32 [H, n]: higher means keep."""
+
+    def bind(self, model: str | os.PathLike[str]) -> None:  # noqa: B027
+        """Told which model file it will score, before a prompt is evaluated: what it needs of its own is loaded here.
+
+        Raises:
+            InputError: Something is missing.
+        """
+
+    def budgets(self, layer: LayerView, scores: FloatArray, keep: int, always: BoolArray) -> IntArray:
+        """Tokens that each head of the layer keeps, int [H]. Only asked of a policy that is `ragged`.
+
+        Args:
+            layer: The layer, of a cache whose heads all hold n tokens.
+            scores: What `score` gave, float32 [H, n].
+            keep: Tokens that every head would keep. Over all layers and heads the budgets must not add up to more.
+            always: Protected tokens, bool [H, n]: no head can keep fewer than those.
+        """
+        return np.full(len(scores), keep, dtype=np.int32)

@@ -4,8 +4,11 @@ import numpy as np
 
 from ..errors import InputError
 from ..key_space import mean_rotation
+from .adakv import across_heads
 from .attention import softmax
-from .base import FloatArray, LayerView, Needs, Policy
+from .base import BoolArray, FloatArray, IntArray, LayerView, Needs, Policy
+
+GUARDED = 0.2  # Ada-KV's share of an even budget that every head keeps
 
 
 class ExpectedAttention(Policy):
@@ -14,18 +17,22 @@ class ExpectedAttention(Policy):
     Expected Attention: KV Cache Compression by Estimating Attention from Future Queries Distribution (Devoto et al.,
     2025), Eq. 6 to 9. Queries before RoPE are taken for Gaussian with the prompt's mean and covariance, RoPE for its
     mean over the next `n_future` positions; then attention to a key is known in closed form. As in KVPress, the value's
-    own norm stands for that of its projection, and the sinks are kept and left out of the softmax.
+    own norm stands for that of its projection, and the sinks are kept and left out of the softmax. `head_adaptive`
+    shares the budget of a layer among its heads as AdaKV does.
     """
 
     name = "expected_attention"
     summary = "keeps what future queries are expected to attend to (Devoto et al., 2025)"
 
-    def __init__(self, n_future: int = 512, epsilon: float = 0.02, n_sink: int = 4) -> None:
+    def __init__(
+        self, n_future: int = 512, epsilon: float = 0.02, n_sink: int = 4, head_adaptive: bool = False
+    ) -> None:
         if n_future < 1 or epsilon < 0 or n_sink < 0:
             raise InputError("n_future must be at least 1, epsilon and n_sink not negative")
         self.n_future = n_future
         self.epsilon = epsilon
         self.n_sink = n_sink
+        self.ragged = head_adaptive
         self.needs = Needs(query_statistics=True)
 
     def score(self, layer: LayerView) -> FloatArray:
@@ -48,3 +55,6 @@ class ExpectedAttention(Policy):
             scores[head, first:] *= np.linalg.norm(layer.values[head, first:], axis=-1)
         scores[layer.positions < self.n_sink] = scores.max() + 1
         return scores
+
+    def budgets(self, layer: LayerView, scores: FloatArray, keep: int, always: BoolArray) -> IntArray:
+        return across_heads(scores, keep, always, GUARDED)
