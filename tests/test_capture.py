@@ -103,7 +103,7 @@ def test_taking_more_back_than_is_held_drops_the_statistics(qwen3_tiny: str, ope
 
 @pytest.mark.parametrize("policy", CAPTURED)
 def test_a_policy_chosen_after_the_prompt(policy: str, qwen3_tiny: str, open_llm: Callable[..., Any]) -> None:
-    llm = open_llm(qwen3_tiny)
+    llm = open_llm(qwen3_tiny, compression=tk.Compression(policy="knorm"))
     llm.eval(prompt(300))
     before = llm.kv.keys(1)
     with pytest.raises(tk.CacheStateError, match="evaluate the prompt again"):

@@ -110,7 +110,8 @@ def test_bench_evict_measures_what_it_says(run: Run) -> None:
     found = run("bench", "evict", *sizes, "--timed", "16", "--json").json
     assert (found["n_before"], found["n_after"]) == (512, 128)
     assert found["bytes_evicted"] == 384 * 30 * 2 * 3 * 64 * 2  # cells, layers, K and V, heads, head size, f16
-    assert 0.9 <= found["cache_returned"] <= 1.05
+    # tokens that were decoded for the clock and taken back leave pages too: 17 cells and page ends beside 384
+    assert 0.9 <= found["cache_returned"] <= 1.1
     assert len(found["decode_ms_before"]) == len(found["decode_ms_after"]) == 16
     assert found["speedup"] == found["decode_ms_median_before"] / found["decode_ms_median_after"]
     assert found["process_before"] > found["cache_before"]

@@ -138,7 +138,12 @@ def test_interrupted(run: Run, files: Path, monkeypatch: pytest.MonkeyPatch) -> 
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("twinkv_edge.pipeline.carry_out", interrupt)
-    result = run("ask", str(files / "short.txt"), QUESTION)
+    # a job that a shell started in the background has SIGINT ignored
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        result = run("ask", str(files / "short.txt"), QUESTION)
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert result.code == 130
     assert result.err.strip() == "interrupted"
 

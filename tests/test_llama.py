@@ -186,14 +186,11 @@ def test_refusals_change_nothing(fresh: tk.CompressedLlama, licence_tokens: list
     fresh.eval(licence_tokens[300:320])
     before = state_of(fresh)
     full = np.ones((30, 3, 170), dtype=np.bool_)
-    ragged = full.copy()
-    ragged[0, 0, :5] = False
     for bad, match in (
         (full[:, :2], "layers, KV heads, cells"),
         (full[..., :100], "layers, KV heads, cells"),
         (full.astype(np.float32), "bool array"),
         (full.tolist(), "bool array"),
-        (ragged, "same number"),
         (np.zeros_like(full), "at least one"),
     ):
         with pytest.raises(tk.InputError, match=match):
