@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cli_common import QUESTION, SHORT, Run, runner
 
@@ -64,6 +65,32 @@ def test_json_says_everything(run: Run, document: str) -> None:
     assert set(found["seconds"]) == {"load", "prefill", "compress", "answer"}
     assert set(report["seconds"]) >= {"score", "repair", "evict", "release"}
     assert found["full_cache_answer"] is None
+
+
+@pytest.mark.parametrize("policy", tk.policies.names())
+def test_every_policy_with_every_repair(
+    policy: str, run: Run, document: str, tmp_path: Path, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ["--model", tiny("tiny-llama")]
+    facts = tk.models.facts(model[1])
+    options = [*model, "--policy", policy, "--n-recent", "30", "--tau", "0.3", "--max-tokens", "2", "--json"]
+    if policy == "duo_attention":
+        pattern = tmp_path / "pattern.tsv"
+        np.savetxt(pattern, np.random.default_rng(0).random((facts.n_layer, facts.n_head_kv)), delimiter="\t")
+        options += ["--policy-options", f"pattern={pattern}"]
+    if policy == "qfilters":
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        (tmp_path / "text.txt").write_text(SHORT * 4, encoding="utf-8")
+        run("calibrate", str(tmp_path / "text.txt"), *model)
+    kept = set()
+    for repair in ("none", "paper", "consistent"):
+        result = run("ask", document, QUESTION, *options, "--repair", repair)
+        assert result.code == 0, result.out
+        done = result.json["compression"]
+        assert (done["policy"], done["repair"]) == (policy, repair)
+        assert (done["swaps"] > 0) == (repair != "none" and policy != "none")
+        kept.add((done["n_after"], done["bytes_after"]))
+    assert len(kept) == 1  # the repair leaves the budget alone
 
 
 def test_compare_answers_twice(run: Run, document: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 import pytest
+from cli_common import QUESTION, SHORT, runner
 from conftest import layer_view, prompt
 
 import twinkv_edge as tk
@@ -122,3 +123,30 @@ def test_the_hadamard_matrix_is_its_own_inverse() -> None:
     h = hadamard(64, 128)
     np.testing.assert_allclose(h @ h, np.eye(128), atol=1e-12)
     np.testing.assert_array_equal(h, h.T)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`twinkv-edge calibrate TEXT`, and the policy finds what it left."""
+    run = runner(capsys, monkeypatch)
+    text = tmp_path / "text.txt"
+    text.write_text(SHORT * 4, encoding="utf-8")
+    done = run("calibrate", str(text), "--json")
+    assert done.code == 0, done.out
+    assert {k: done.json[k] for k in ("layers", "heads", "dims")} == {"layers": 30, "heads": 3, "dims": 64}
+    assert Path(done.json["path"]).parent == tmp_path / "cache" / "twinkv-edge" / "qfilters"
+    document = tmp_path / "document.txt"
+    document.write_text(SHORT, encoding="utf-8")
+    answer = run("ask", str(document), QUESTION, "--policy", "qfilters", "--max-tokens", "4", "--json")
+    assert answer.json["compression"]["policy"] == "qfilters"
+    assert answer.json["compression"]["n_after"] < answer.json["compression"]["n_before"]
+
+
+def test_the_command_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runner(capsys, monkeypatch)
+    short = tmp_path / "short.txt"
+    short.write_text("Too little.", encoding="utf-8")
+    assert "too few" in run("calibrate", str(short)).err
+    short.write_text(SHORT * 4, encoding="utf-8")
+    assert "is no folder" in run("calibrate", str(short), "-o", str(tmp_path / "no" / "f.npz")).err

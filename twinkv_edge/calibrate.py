@@ -61,8 +61,8 @@ def calibrate(
         InputError: The text is too short, or the file cannot be written.
     """
     tokens = llm.tokenize(text.encode(), add_bos=False) if isinstance(text, str) else list(text)
-    if len(tokens) < MIN_TOKENS:
-        raise InputError(f"{len(tokens)} tokens are too few to find main directions: give at least {MIN_TOKENS}")
+    if reason := shortfall(len(tokens)):
+        raise InputError(reason)
     moments, means = _moments(llm, tokens, progress)
     directions = main_directions(moments, means)
     group = llm.kv.layers[0].n_head // llm.kv.n_head_kv
@@ -72,6 +72,15 @@ def calibrate(
     out = default_path(mark) if path is None else Path(path)
     _write(out, Filters(grouped.astype(np.float32), mark, len(tokens)))
     return out
+
+
+def shortfall(n_tokens: int) -> str:
+    """Why a text of so many tokens cannot be used, or nothing."""
+    return (
+        ""
+        if n_tokens >= MIN_TOKENS
+        else (f"{n_tokens} tokens are too few to find main directions: give at least {MIN_TOKENS}")
+    )
 
 
 def _moments(

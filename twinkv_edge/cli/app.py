@@ -14,6 +14,7 @@ from .._version import __version__
 from ..errors import TwinKVError
 from . import bench, benches
 from .ask import ask
+from .calibrate import calibrate
 from .chat import chat
 from .models import models
 from .output import fail, note
@@ -51,6 +52,7 @@ def _top(
 
 app.command()(ask)
 app.command()(chat)
+app.command()(calibrate)
 app.command()(models)
 app.command()(policies)
 for measurement in (benches.memory, benches.speed, benches.kernels, benches.needle):
