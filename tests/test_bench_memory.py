@@ -27,18 +27,33 @@ def test_table_and_plot(qwen3_tiny: str, tmp_path: Path) -> None:
     assert bounded["cache_peak"] < bounded["cache_allocated"] / 2
     assert evicted["evict_s"] > 0
     assert all(r["decode_ms"] > 0 for r in result["rows"])
-    table = memory.markdown(result).splitlines()
+    assert plain["cache_evicted"] == plain["cache_allocated"] == 2 * evicted["cache_allocated"] * 16 // 17
+    table = memory.markdown(result).splitlines()[2:]
     assert len(table) == 5
     assert len({line.count("|") for line in table}) == 1
     if "linux" in sys.platform:
         assert plain["life"][0]["process"] is not None
 
 
+def test_fewer_layers_are_scaled_and_labelled(qwen3_tiny: str) -> None:
+    which = [memory.Configuration(kind, kind, "f16", {"policy": "none"}) for kind in ("llama.cpp", "twinkv_edge")]
+    result = memory.run(qwen3_tiny, n_ctx=256, n_tokens=200, n_after=8, threads=1, which=which, of_layers=36)
+    plain, ours = result["rows"]
+    assert plain["whole_evicted"] == 9 * plain["cache_allocated"]  # the model has 4
+    assert ours["whole_peak"] == 9 * ours["cache_peak"]
+    table = memory.markdown(result)
+    assert "4 of the model's 36 layers" in table
+    assert "at most, 36 layers" in table
+
+
 def test_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     life = [{"stage": "prefill", "tokens": i, "cells": i, "process": i * memory.MIB, "cache": None} for i in range(4)]
     row = {"name": "x", "kind": "llama.cpp", "life": life}
-    memory.plot({"rows": [row], "n_batch": 1, "model": "m", "n_tokens": 4, "n_ctx": 8}, tmp_path / "memory.png")
+    memory.plot(
+        {"rows": [row], "n_batch": 1, "model": "m", "n_tokens": 4, "n_ctx": 8, "n_layer": 1, "of_layers": None},
+        tmp_path / "memory.png",
+    )
     assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
 
 

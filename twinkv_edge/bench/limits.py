@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import models
 from ..compression import Compression
 from ..llama import CompressedLlama
 from .clock import decode_ms
@@ -83,7 +84,10 @@ def bounded_peak(model: str | Path, threads: int, n: int, target: int, n_batch: 
     """The largest cache of a bounded prefill."""
     cfg = Compression(policy="knorm", repair="paper", target_tokens=target, prefill="bounded")
     peak = 0
-    with opened(model, n_ctx=n, n_threads=threads, n_threads_batch=threads, n_batch=n_batch, compression=cfg) as llm:
+    cells = target + 4 * n_batch  # far fewer than tokens
+    with opened(
+        model, n_ctx=cells, n_threads=threads, n_threads_batch=threads, n_batch=n_batch, compression=cfg
+    ) as llm:
         cell = llm.footprint().bytes_allocated / llm.kv.n_cells_allocated
 
         def watch(done: int, total: int, cells: int) -> None:
@@ -91,9 +95,9 @@ def bounded_peak(model: str | Path, threads: int, n: int, target: int, n_batch: 
             peak = max(peak, llm.footprint().bytes_resident)
 
         llm.eval(prompt(llm, n), progress=watch)
-    cells = peak / cell
-    detail = f"{n} tokens, {cells:.0f} cells at most"
-    return Limit(f"peak cache of bounded prefill to {target} + {n_batch}", cells / (target + n_batch), 1.1, "x", detail)
+    most = peak / cell
+    detail = f"{n:,} tokens, {most:.0f} cells at most"
+    return Limit(f"peak cache of bounded prefill to {target} + {n_batch}", most / (target + n_batch), 1.1, "x", detail)
 
 
 def eviction(model: str | Path, threads: int, n: int, keep: int, repeats: int = 5) -> list[Limit]:
@@ -170,25 +174,36 @@ def soak(model: str | Path, threads: int, n: int) -> list[Limit]:
     ]
 
 
+LONG_LIKE, LONG_LAYERS, LONG_TRAINED = "smollm2-135m", 4, 40960
+
+
+def long_model() -> Path:
+    """A model for lengths past what the embedded one was trained for: its shape, fewer layers, random weights."""
+    return models.random_model(LONG_LIKE, LONG_LAYERS, n_ctx_train=LONG_TRAINED)
+
+
 def run(
     model: str | Path,
     *,
     threads: int,
     n: int = 6144,
     keep: int = 1024,
-    long: int = 8000,
-    long_model: str | Path | None = None,
-    soak_tokens: int = 8000,
+    long: int = 32768,
+    soak_tokens: int = 20000,
     progress: Callable[[str], None] | None = None,
 ) -> list[Limit]:
-    """All bounds. Neither `soak_tokens` nor, on `long_model`, `long` may pass the model's trained length."""
+    """All bounds, on `model`; those of `long` and of `soak_tokens` tokens on `long_model()` where `model` was trained
+    for fewer.
+    """
+    trained = models.facts(model).n_ctx_train
+    longer = long_model() if max(long, soak_tokens) > trained else model
     steps: list[tuple[str, Callable[[], Limit | list[Limit]]]] = [
         ("context creation", lambda: context_creation(model, threads)),
         ("resident after eviction", lambda: resident_after_eviction(model, threads, 2048, 512)),
-        ("bounded prefill", lambda: bounded_peak(long_model or model, threads, long, keep, 512)),
+        ("bounded prefill", lambda: bounded_peak(longer, threads, long, keep, 512)),
         ("eviction", lambda: eviction(model, threads, n, keep)),
         ("decode after eviction", lambda: decode_after_eviction(model, threads, n, keep)),
-        ("rolling soak", lambda: soak(model, threads, soak_tokens)),
+        ("rolling soak", lambda: soak(longer, threads, soak_tokens)),
     ]
     limits: list[Limit] = []
     for name, step in steps:

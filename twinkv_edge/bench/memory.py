@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import models
 from ..errors import InputError, TwinKVError
 from .memory_child import LIFE_AFTER
 
@@ -75,13 +76,18 @@ def run(
     n_after: int = LIFE_AFTER,
     threads: int | None = None,
     which: Sequence[Configuration] | None = None,
+    of_layers: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Measures every configuration in a process of its own.
 
+    Args:
+        of_layers: Layers of the real model, where `model` is its shape with fewer: caches are scaled up to it as well.
+
     Returns:
-        {"model", "n_ctx", "n_tokens", "weights_bytes", "rows": [...]}; bytes over the weights (peak_prefill,
-        created, prefilled, evicted, end), bytes of the cache where it can be told from the rest (cache_*), and times.
+        {"model", "n_layer", "of_layers", "n_ctx", "n_tokens", "weights_bytes", "rows": [...]}; bytes over the weights
+        (peak_prefill, created, prefilled, evicted, end), bytes of the cache (cache_*; llama.cpp's own is touched whole
+        when it is made), those of all of_layers (whole_*), and times.
 
     Raises:
         InputError: Lengths that do not fit.
@@ -92,18 +98,26 @@ def run(
     common = {"model": str(model), "n_ctx": n_ctx, "n_tokens": n_tokens, "n_batch": n_batch, "n_after": n_after}
     common["threads"] = threads or os.cpu_count() or 1
     chosen = list(which if which is not None else configurations(n_tokens))
+    facts = models.facts(model)
+    scale = 1 if of_layers is None else of_layers / facts.n_layer
     base = _child({**common, "kind": "weights"})["process"] or 0
     rows = []
     for number, c in enumerate(chosen):
         if progress:
             progress(c.name, number, len(chosen))
         job = {"kind": c.kind, "name": c.name, "type_k": c.cache_type, "type_v": c.cache_type}
-        rows.append(_row(c, _child({**common, **job, "compression": c.compression}), base))
-    return {**common, "model": Path(model).name, "weights_bytes": base, "rows": rows}
+        result = _child({**common, **job, "compression": c.compression})
+        whole = sum(facts.bytes_per_token(c.cache_type, c.cache_type)) * n_ctx
+        rows.append(_row(c, result, base, whole, scale))
+    about = {"model": facts.name, "n_layer": facts.n_layer, "of_layers": of_layers}
+    return {**common, **about, "weights_bytes": base, "rows": rows}
 
 
-def _row(c: Configuration, result: dict[str, Any], base: int) -> dict[str, Any]:
+def _row(c: Configuration, result: dict[str, Any], base: int, whole: int, scale: float) -> dict[str, Any]:
     life = result["life"]
+    if c.kind == "llama.cpp":
+        result = {**result, "allocated": whole}
+        life = [{**x, "cache": whole} for x in life]
 
     def last(stage: str) -> dict[str, Any]:
         found = [x for x in life if x["stage"] == stage]
@@ -129,6 +143,8 @@ def _row(c: Configuration, result: dict[str, Any], base: int) -> dict[str, Any]:
         "cache_peak": max(caches) if caches else None,
         "cache_evicted": evicted.get("cache"),
         "cache_end": last("end").get("cache"),
+        "whole_peak": round(scale * max(caches)) if caches else None,
+        "whole_evicted": round(scale * evicted["cache"]) if evicted.get("cache") is not None else None,
         "prefill_s": result["prefill_s"],
         "evict_s": result["evict_s"],
         "moved_s": result["moved_s"],
@@ -137,28 +153,48 @@ def _row(c: Configuration, result: dict[str, Any], base: int) -> dict[str, Any]:
     }
 
 
+# Columns of the table: its head, and the key of a row. MB are 2^20 bytes.
+_COLUMNS = (
+    ("created", "created"),
+    ("after prefill", "prefilled"),
+    ("peak in prefill", "peak_prefill"),
+    ("after eviction", "evicted"),
+    ("{n_after} tokens later", "end"),
+    ("cache allocated", "cache_allocated"),
+    ("cache at most", "cache_peak"),
+    ("cache after eviction", "cache_evicted"),
+)
+_SCALED = (("at most, {of_layers} layers", "whole_peak"), ("after eviction, {of_layers} layers", "whole_evicted"))
+
+
 def markdown(result: dict[str, Any]) -> str:
-    """The table, as Markdown. MB are 2^20 bytes; process columns have the weights subtracted."""
-    head = (
-        "created",
-        "peak in prefill",
-        "after eviction",
-        f"+{result['n_after']} tokens",
-        "cache after eviction",
-        "cells",
-    )
+    """The table, as Markdown: MB, those of the process less the weights; then the cache's own."""
+    scaled = result["of_layers"] is not None and result["of_layers"] != result["n_layer"]
+    columns = _COLUMNS + (_SCALED if scaled else ())
+    heads = [head.format(**result) for head, _ in columns]
     lines = [
-        f"| configuration | {' | '.join(head)} | prefill s | evict s | decode ms |",
-        "|---|" + "---:|" * (len(head) + 3),
+        f"{result['model']}, {result['n_tokens']:,} tokens in a context of {result['n_ctx']:,}, batches of "
+        f"{result['n_batch']}, {result['threads']} threads; MB, without the {result['weights_bytes'] / MIB:.0f} of the "
+        "weights and libraries.",
+    ]
+    if scaled:
+        lines.append(
+            f"Measured with {result['n_layer']} of the model's {result['of_layers']} layers; the columns that say so "
+            "are the cache scaled up to all of them."
+        )
+    lines += [
+        "",
+        f"| configuration | {' | '.join(heads)} | cells | prefill s | evict s | decode ms |",
+        "|---|" + "---:|" * (len(heads) + 4),
     ]
 
     def mb(value: int | None) -> str:
-        return "" if value is None else f"{value / MIB:.0f}"
+        return "" if value is None else f"{value / MIB:.0f}" if value >= 100 * MIB else f"{value / MIB:.1f}"
 
     for r in result["rows"]:
-        numbers = [mb(r[k]) for k in ("created", "peak_prefill", "evicted", "end", "cache_evicted")]
+        numbers = [mb(r[key]) for _, key in columns]
         times = [f"{r['prefill_s']:.1f}", f"{r['evict_s']:.2f}" if r["evict_s"] else "", f"{r['decode_ms']:.1f}"]
-        lines.append(f"| {r['name']} | {' | '.join(numbers)} | {r['cells']} | {' | '.join(times)} |")
+        lines.append(f"| {r['name']} | {' | '.join(numbers)} | {r['cells']:,} | {' | '.join(times)} |")
     return "\n".join(lines)
 
 
@@ -182,7 +218,8 @@ def plot(result: dict[str, Any], path: str | Path) -> None:
         ax.plot(steps, [x["process"] / MIB for x in r["life"]], style, label=r["name"], linewidth=1.6)
     ax.set_xlabel(f"batches of {result['n_batch']} tokens, then eviction, then every 64 decoded tokens")
     ax.set_ylabel("MB in memory, weights subtracted")
-    ax.set_title(f"{result['model']}: {result['n_tokens']} tokens, n_ctx {result['n_ctx']}")
+    of = f", {result['n_layer']} of {result['of_layers']} layers" if result["of_layers"] else ""
+    ax.set_title(f"{result['model']}{of}: {result['n_tokens']:,} tokens, n_ctx {result['n_ctx']:,}")
     ax.set_ylim(bottom=0)
     ax.grid(alpha=0.3)
     ax.legend(fontsize=8)

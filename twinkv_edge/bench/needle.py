@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import pipeline, policies
+from .. import pipeline
 from ..compression import Compression
 from ..llama import CompressedLlama
 from ..tasks.needle import Sample, sample
+from .chosen import usable
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,10 @@ def table(
     """Accuracy of every policy alone, with the paper's repair and with ours, on needles of seeds 0 .. samples - 1.
 
     Returns:
-        {"model", "samples", "tau", "n_tokens", "full", "rows": [{"policy", "ratio", "alone", "paper", "consistent"}]}
+        {"model", "samples", "tau", "n_tokens", "full", "rows": [{"policy", "ratio", "alone", "paper", "consistent"}],
+        "left_out": {policy: why}}
     """
-    chosen = list(names) if names is not None else [n for n in policies.names() if n != "none"]
+    chosen, left_out = usable(llm, names)
     configs = {"full": Compression(policy="none")}
     for name in chosen:
         for ratio in ratios:
@@ -116,6 +118,7 @@ def table(
         "n_tokens": llm.n_tokens,
         "full": found["full"],
         "rows": rows,
+        "left_out": left_out,
     }
 
 
@@ -130,4 +133,5 @@ def markdown(result: dict[str, Any]) -> str:
     ]
     for r in result["rows"]:
         lines.append(f"| {r['policy']} | {r['ratio']} | {r['alone']:.2f} | {r['paper']:.2f} | {r['consistent']:.2f} |")
-    return "\n".join(lines)
+    lines += ["", *(f"Without {name}: {why}" for name, why in result["left_out"].items())]
+    return "\n".join(lines).rstrip()

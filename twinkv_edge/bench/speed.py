@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import policies
 from ..compression import Compression
 from ..llama import CompressedLlama
+from .chosen import usable
 from .clock import decode_ms
 from .memory_child import prompt
 
@@ -33,16 +33,16 @@ def run(
         the prefill's growth by capturing, score, repair, evict), the same as shares of the plain prefill, and decode
         ms/token afterwards; decode_ms of the result is that of the full cache.
     """
-    chosen = list(names) if names is not None else [n for n in policies.names() if n != "none"]
     plain: list[float] = []
     before: list[float] = []
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}
-    total = repeats * (len(chosen) + 1)
     with_none = Compression(policy="none")
     llm = CompressedLlama(
         str(model), n_ctx=n_tokens + 64, n_threads=threads, n_threads_batch=threads, compression=with_none
     )
     try:
+        chosen, left_out = usable(llm, names)
+        found: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}
+        total = repeats * (len(chosen) + 1)
         tokens = prompt(llm, n_tokens)
         for turn in range(repeats):
             for number, name in enumerate(["none", *chosen]):
@@ -74,6 +74,7 @@ def run(
         "prefill_s": base,
         "decode_ms": statistics.median(before),
         "rows": rows,
+        "left_out": left_out,
     }
 
 
@@ -105,4 +106,5 @@ def markdown(result: dict[str, Any]) -> str:
     for r in result["rows"]:
         shares = [f"{100 * r['share'][k]:.1f}" for k in ("watch", "score", "repair", "evict")]
         lines.append(f"| {' | '.join([r['policy'], *shares])} | {r['decode_ms']:.1f} |")
-    return "\n".join(lines)
+    lines += ["", *(f"Without {name}: {why}" for name, why in result["left_out"].items())]
+    return "\n".join(lines).rstrip()

@@ -32,17 +32,30 @@ def memory(
     tokens: Annotated[int, typer.Option(help="Tokens of the document.")] = 7168,
     more: Annotated[int, typer.Option(help="Tokens decoded after it.")] = 512,
     policy: Annotated[str, typer.Option(help="Eviction policy.")] = "knorm",
-    limits: Annotated[bool, typer.Option(help="Measure the bounds the cache is held to as well.")] = True,
+    like: Annotated[
+        str | None,
+        typer.Option(help="Random weights in the shape of this model, instead of --model.", metavar="SHAPE"),
+    ] = None,
+    layers: Annotated[int | None, typer.Option(help="With --like: so many layers, and caches scaled to all.")] = None,
+    limits: Annotated[
+        bool | None, typer.Option(help="Measure the bounds the cache is held to as well (default: without --like).")
+    ] = None,
     plot: PlotFile = None,
     json: AsJson = False,
     model: ModelOptions,
 ) -> None:
     """What the cache costs over the life of a session: llama.cpp as it is, and evicted, one process each."""
+    from .. import models
     from ..bench import limits as bounds
     from ..bench import memory as bench
+    from ..models.shapes import shape_of
 
     model.check()
-    threads, path = model.n_threads(), model.path()
+    if like is None and layers is not None:
+        raise InputError("--layers goes with --like: a model's file has the layers it has")
+    if like is not None and model.model is not None:
+        raise InputError("give --model or --like, not both")
+    threads, path = model.n_threads(), model.path() if like is None else models.random_model(like, layers)
     result = bench.run(
         path,
         n_ctx=model.n_ctx or 8192,
@@ -51,11 +64,13 @@ def memory(
         n_batch=model.n_batch,
         threads=threads,
         which=bench.configurations(tokens, policy),
+        of_layers=shape_of(like).n_layer if like else None,
         progress=_say,
     )
     if plot:
         bench.plot(result, plot)
-    found = bounds.run(path, threads=threads, progress=note) if limits else []
+    measured = limits if limits is not None else like is None
+    found = bounds.run(path, threads=threads, progress=note) if measured else []
     result["limits"] = [limit.to_dict() for limit in found]
     _show(result, "\n\n".join([bench.markdown(result), *([bounds.markdown(found)] if found else [])]), json)
 

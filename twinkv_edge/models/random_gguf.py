@@ -34,6 +34,7 @@ def random_model(
     path: str | os.PathLike[str] | None = None,
     *,
     quant: str = "q4_0",
+    n_ctx_train: int | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Path:
@@ -45,15 +46,17 @@ def random_model(
     quant     type of the matrices: f32, f16, bf16, q8_0, q4_0, q4_1. With a quantized type the embedding (the
               output) is q6_K, or q8_0 where its rows are not whole blocks of 256, as llama.cpp's own
               quantization does, so that the bytes of the weights are those of the real file
+    n_ctx_train  trained length in tokens, instead of the model's own
     progress  called as progress(bytes_done, bytes_in_all) after every piece
 
     Head counts, dimensions, RoPE parameters, QK-norm, tied or untied output, vocabulary size and trained
-    length are the model's own. The tokenizer is the embedded SmolLM2's, padded with unused tokens or cut.
+    length are the model's own where not given. The tokenizer is the embedded SmolLM2's, padded with unused
+    tokens or cut.
     The file appears under its name only when it is complete; at most some 64 MB are in memory at a time.
     Raises InputError for an unknown name or type, for a vocabulary that can't be made (`pip install
     'twinkv-edge[demo]'`), and when the file can't be written or the disk has no room for it.
     """
-    shape = shape_of(like, layers)
+    shape = shape_of(like, layers, n_ctx_train)
     if quant not in QUANTS:
         raise InputError(f"quant {quant!r} is not one of {', '.join(QUANTS)}")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -61,7 +64,8 @@ def random_model(
     tensors = [(part, *ggml_type(_storage(part, quant))) for part in shape.parts()]
     sizes = [_n_bytes(part, kind) for part, _, kind in tensors]
     if path is None:
-        out = cache_dir() / "random" / f"{like}-{shape.n_layer}x-{quant}-seed{seed}.gguf"
+        length = "" if n_ctx_train is None else f"-{n_ctx_train}"
+        out = cache_dir() / "random" / f"{like}-{shape.n_layer}x{length}-{quant}-seed{seed}.gguf"
         if _is_complete(out, [part.name for part, _, _ in tensors], sum(sizes)):
             return out
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -283,16 +283,29 @@ SHAPES: Final[dict[str, Shape]] = {
 }  # fmt: skip
 
 
-def shape_of(like: str, layers: int | None = None) -> Shape:
-    """The shape called `like`, with `layers` layers if given. Raises InputError for an unknown name."""
+def shape_of(like: str, layers: int | None = None, n_ctx_train: int | None = None) -> Shape:
+    """The shape called `like`, with that many layers and that trained length if given.
+
+    Raises:
+        InputError: An unknown name, or numbers out of range.
+    """
     if like not in SHAPES:
         raise InputError(f"no shape called {like!r}; there are {', '.join(SHAPES)}")
     shape = SHAPES[like]
-    if layers is None or layers == shape.n_layer:
-        return shape
-    if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers <= 512:
-        raise InputError(f"layers must be a number from 1 to 512, not {layers!r}")
-    per_layer = {
-        k: (v * layers)[:layers] for k, v in shape.extra.items() if k.endswith("head_count_kv") and isinstance(v, list)
-    }
-    return replace(shape, n_layer=layers, extra={**shape.extra, **per_layer})
+    if layers is not None and layers != shape.n_layer:
+        _check("layers", layers, 512)
+        per_layer = {
+            k: (v * layers)[:layers]
+            for k, v in shape.extra.items()
+            if k.endswith("head_count_kv") and isinstance(v, list)
+        }
+        shape = replace(shape, n_layer=layers, extra={**shape.extra, **per_layer})
+    if n_ctx_train is not None:
+        _check("n_ctx_train", n_ctx_train, 1 << 24)
+        shape = replace(shape, n_ctx_train=n_ctx_train)
+    return shape
+
+
+def _check(name: str, value: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise InputError(f"{name} must be a number from 1 to {most}, not {value!r}")
