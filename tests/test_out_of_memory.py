@@ -58,7 +58,12 @@ print(json.dumps(outcomes))
 
 
 # what is freed goes back at once, so that every larger allocation asks the system anew and meets the cap
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": "16384", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_TOP_PAD_": "0", "MALLOC_ARENA_MAX": "1"}
+MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": "16384",
+    "MALLOC_TRIM_THRESHOLD_": "0",
+    "MALLOC_TOP_PAD_": "0",
+    "MALLOC_ARENA_MAX": "1",
+}
 
 
 @pytest.mark.parametrize("way", ["in place", "blob"])
