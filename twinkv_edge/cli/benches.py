@@ -9,7 +9,7 @@ import typer
 
 from ..compression import Compression
 from ..errors import InputError
-from .options import AsJson, ModelOptions, grouped, usable_cores
+from .options import AsJson, ModelOptions, grouped
 from .output import note, print_json
 
 PlotFile = Annotated[Path | None, typer.Option("--plot", help="Write a picture (PNG) here too.", metavar="PNG")]
@@ -103,30 +103,49 @@ def speed(
     _show(result, bench.markdown(result), json)
 
 
+@grouped
 def kernels(
     *,
     size: Annotated[list[int], typer.Option(help="Number of tokens n; may be repeated.")] = [1024, 8192],  # noqa: B006
     dim: Annotated[list[int], typer.Option(help="Dimensions d of a key; may be repeated.")] = [64, 128],  # noqa: B006
     backend: Annotated[list[str], typer.Option(help="Only this backend; may be repeated.")] = [],  # noqa: B006 (typer)
     repeats: Annotated[int, typer.Option(help="Runs of each; medians are shown.")] = 5,
-    threads: Annotated[int | None, typer.Option(help="Threads (default: all cores).")] = None,
+    real_keys: Annotated[
+        int | None,
+        typer.Option(
+            help="Also count the twins of so many tokens in a real cache, against the definition.", metavar="N"
+        ),
+    ] = None,
     plot: PlotFile = None,
     json: AsJson = False,
+    model: ModelOptions,
 ) -> None:
-    """Time the twin kernels against a numpy reference and this machine's own peaks."""
-    from ..bench import kernels as bench
+    """Time the twin kernels against a numpy reference and this machine's own peaks.
 
+    --real-keys fills a cache with N tokens of text and checks every count of every head.
+    """
+    from ..bench import kernels as bench
+    from ..bench import real_keys as cache
+
+    model.check()
+    if real_keys is not None and real_keys < 1:
+        raise InputError(f"--real-keys is {real_keys}: give a number of tokens, 1 or more")
+    n_threads = model.n_threads()
     result = bench.run(
         sizes=size,
         dims=dim,
         backends=backend or None,
         repeats=repeats,
-        n_threads=threads or usable_cores(),
+        n_threads=n_threads,
         progress=_say,
     )
+    text = bench.markdown(result)
+    if real_keys is not None:
+        result["real_keys"] = cache.run(model.path(), n_tokens=real_keys, n_threads=n_threads, progress=_say)
+        text += "\n\n" + cache.markdown(result["real_keys"])
     if plot:
         bench.plot(result, plot)
-    _show(result, bench.markdown(result), json)
+    _show(result, text, json)
 
 
 @grouped
