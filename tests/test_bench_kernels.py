@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -64,11 +65,13 @@ def test_bad_input_is_refused(bad):
         kernels.run(**{"sizes": (32,), "dims": (8,), **bad})
 
 
-def test_real_keys(qwen3_tiny: str) -> None:
-    found = real_keys.run(qwen3_tiny, n_tokens=300, tau=0.5, n_threads=1)
-    assert (found["n_heads"], found["d"], found["mismatches"]) == (8, 64, 0)
+def test_real_keys(tiny: Callable[[str], str], qwen3_tiny: str) -> None:
+    found = real_keys.run(tiny("tiny-mqa"), n_tokens=300, tau=0.5, n_threads=1)
+    assert (found["n_heads"], found["d"], found["mismatches"]) == (2, 64, 0)
     assert 0 < found["with_twins"] < 1
-    assert "0 of 2,400 counts differ" in real_keys.markdown(found)
+    assert "0 of 600 counts differ" in real_keys.markdown(found)
+    with pytest.raises(InputError, match="no vocabulary"):  # llama.cpp would abort
+        real_keys.run(qwen3_tiny, n_tokens=300)
 
 
 @pytest.mark.slow

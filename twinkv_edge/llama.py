@@ -242,6 +242,12 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
             if progress:
                 progress(done, len(tokens), self.kv.n_cells)
 
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """As Llama.tokenize. Raises InputError for a model without a vocabulary, where llama.cpp would abort."""
+        if llama_cpp.llama_vocab_type(self._model.vocab) == llama_cpp.LLAMA_VOCAB_TYPE_NONE:
+            raise InputError(f"{self.facts.name} has no vocabulary: evaluate token ids instead of text")
+        return list(super().tokenize(text, add_bos, special))
+
     def _eval_batch(self, tokens: list[int]) -> None:
         self.kv.check_room(len(tokens))
         self._grow(self.n_tokens + len(tokens))
