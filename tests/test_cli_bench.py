@@ -20,8 +20,20 @@ def test_speed(run: Run, qwen3_tiny: str) -> None:
     for r in found["rows"]:
         assert r["seconds"]["repair"] > 0
         assert r["share"]["repair"] == pytest.approx(r["seconds"]["repair"] / found["prefill_s"])
+        assert abs(r["extra_bytes"]) < 2**30
     text = run("bench", "speed", *options).out
     assert text.count("|") > 20
+
+
+def test_shapes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random weights of a shape; lengths past what it was trained for are its length then."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shape = ["--like", "tiny-llama", "--layers", "1", "--tokens", "2100"]
+    found = run("bench", "speed", *shape, "--repeats", "1", "--policy", "h2o", "--json").json
+    assert found["rows"][0]["seconds"]["score"] >= 0
+    assert run("bench", "speed", "--layers", "1").code == 2
+    assert run("bench", "memory", *shape, "--model", "some.gguf").code == 2
+    assert "no shape" in run("bench", "memory", "--like", "gpt-5").err
 
 
 def test_kernels(run: Run, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from ..compression import Compression
 from ..llama import CompressedLlama
 from .chosen import usable
 from .clock import decode_ms
-from .memory_child import prompt
+from .memory_child import process_bytes, prompt, reset_peak
 
 
 def run(
@@ -30,8 +30,9 @@ def run(
 
     Returns:
         {"model", "n_tokens", "ratio", "repair", "prefill_s", "rows": [...]}; a row holds the policy's seconds (watch:
-        the prefill's growth by capturing, score, repair, evict), the same as shares of the plain prefill, and decode
-        ms/token afterwards; decode_ms of the result is that of the full cache.
+        the prefill's growth by capturing, score, repair, evict), the same as shares of the plain prefill, decode
+        ms/token afterwards, and extra_bytes: how much higher the process's peak was than in the plain prefill before,
+        from the first token to the end of the eviction. decode_ms of the result is that of the full cache.
     """
     plain: list[float] = []
     before: list[float] = []
@@ -50,17 +51,20 @@ def run(
                     progress(name, turn * (len(chosen) + 1) + number, total)
                 llm.compression = Compression(policy=name, ratio=ratio, repair=repair)  # type: ignore[arg-type]
                 llm.reset()
+                exact = reset_peak()
                 start = time.perf_counter()
                 llm.eval(tokens)
                 prefill = time.perf_counter() - start
                 if name == "none":
                     plain.append(prefill)
+                    plain_peak = process_bytes("VmHWM") or 0
                     # only here: tokens decoded for the clock and taken back leave a gap in what was captured
                     before.append(statistics.median(decode_ms(llm, 8)))
                     continue
                 seconds = llm.compress().seconds
+                extra = (process_bytes("VmHWM") or 0) - plain_peak if exact else float("nan")
                 after = statistics.median(decode_ms(llm, 8))
-                found[name].append({"prefill": prefill, **seconds, "decode": after})
+                found[name].append({"prefill": prefill, **seconds, "decode": after, "extra": extra})
     finally:
         llm.close()
     base = statistics.median(plain)
@@ -90,6 +94,7 @@ def _row(name: str, runs: list[dict[str, float]], plain: list[float], base: floa
         "seconds": {"watch": watch * base, **seconds},
         "share": {"watch": watch, **{key: value / base for key, value in seconds.items()}},
         "decode_ms": median("decode"),
+        "extra_bytes": median("extra"),
     }
 
 
@@ -100,11 +105,13 @@ def markdown(result: dict[str, Any]) -> str:
         f"{result['threads']} threads; plain prefill {result['prefill_s']:.1f} s, "
         f"decoding on the full cache {result['decode_ms']:.1f} ms/token.",
         "",
-        "| policy | watch % | score % | repair % | evict % | decode ms/token |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| policy | watch % | score % | repair % | evict % | decode ms/token | extra peak MB |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for r in result["rows"]:
         shares = [f"{100 * r['share'][k]:.1f}" for k in ("watch", "score", "repair", "evict")]
-        lines.append(f"| {' | '.join([r['policy'], *shares])} | {r['decode_ms']:.1f} |")
+        lines.append(
+            f"| {' | '.join([r['policy'], *shares])} | {r['decode_ms']:.1f} | {r['extra_bytes'] / 2**20:.1f} |"
+        )
     lines += ["", *(f"Without {name}: {why}" for name, why in result["left_out"].items())]
     return "\n".join(lines).rstrip()

@@ -15,6 +15,27 @@ from .output import note, print_json
 PlotFile = Annotated[Path | None, typer.Option("--plot", help="Write a picture (PNG) here too.", metavar="PNG")]
 
 
+Like = Annotated[
+    str | None, typer.Option(help="Random weights in the shape of this model, instead of --model.", metavar="SHAPE")
+]
+Layers = Annotated[int | None, typer.Option(help="With --like: so many layers.")]
+
+
+def _path(model: ModelOptions, like: str | None, layers: int | None, n_tokens: int) -> Path:
+    """The model's file, made if need be; a shape whose real model was trained for fewer tokens gets as many."""
+    from .. import models
+    from ..models.shapes import shape_of
+
+    if like is None:
+        if layers is not None:
+            raise InputError("--layers goes with --like: a model's file has the layers it has")
+        return model.path()
+    if model.model is not None:
+        raise InputError("give --model or --like, not both")
+    trained = n_tokens if n_tokens > shape_of(like).n_ctx_train else None
+    return models.random_model(like, layers, n_ctx_train=trained)
+
+
 def _say(name: str, number: int, total: int) -> None:
     note(f"[{number + 1}/{total}] {name}")
 
@@ -32,11 +53,8 @@ def memory(
     tokens: Annotated[int, typer.Option(help="Tokens of the document.")] = 7168,
     more: Annotated[int, typer.Option(help="Tokens decoded after it.")] = 512,
     policy: Annotated[str, typer.Option(help="Eviction policy.")] = "knorm",
-    like: Annotated[
-        str | None,
-        typer.Option(help="Random weights in the shape of this model, instead of --model.", metavar="SHAPE"),
-    ] = None,
-    layers: Annotated[int | None, typer.Option(help="With --like: so many layers, and caches scaled to all.")] = None,
+    like: Like = None,
+    layers: Layers = None,
     limits: Annotated[
         bool | None, typer.Option(help="Measure the bounds the cache is held to as well (default: without --like).")
     ] = None,
@@ -45,17 +63,12 @@ def memory(
     model: ModelOptions,
 ) -> None:
     """What the cache costs over the life of a session: llama.cpp as it is, and evicted, one process each."""
-    from .. import models
     from ..bench import limits as bounds
     from ..bench import memory as bench
     from ..models.shapes import shape_of
 
     model.check()
-    if like is None and layers is not None:
-        raise InputError("--layers goes with --like: a model's file has the layers it has")
-    if like is not None and model.model is not None:
-        raise InputError("give --model or --like, not both")
-    threads, path = model.n_threads(), model.path() if like is None else models.random_model(like, layers)
+    threads, path = model.n_threads(), _path(model, like, layers, tokens + more)
     result = bench.run(
         path,
         n_ctx=model.n_ctx or 8192,
@@ -83,6 +96,8 @@ def speed(
     repair: Annotated[str, typer.Option(help="Repair mode.")] = "paper",
     policy: Annotated[list[str], typer.Option(help="Only this policy; may be repeated.")] = [],  # noqa: B006 (typer)
     repeats: Annotated[int, typer.Option(help="Runs of each; medians are shown.")] = 3,
+    like: Like = None,
+    layers: Layers = None,
     json: AsJson = False,
     model: ModelOptions,
 ) -> None:
@@ -91,7 +106,7 @@ def speed(
 
     model.check()
     result = bench.run(
-        model.path(),
+        _path(model, like, layers, tokens + 64),
         n_tokens=tokens,
         ratio=ratio,
         repair=repair,
