@@ -15,6 +15,7 @@ from ..errors import TwinKVError
 from . import bench, benches
 from .ask import ask
 from .chat import chat
+from .inspect_document import inspect_document
 from .models import models
 from .output import fail, note
 from .policies import policies
@@ -51,6 +52,7 @@ def _top(
 
 app.command()(ask)
 app.command()(chat)
+app.command("inspect")(inspect_document)
 app.command()(models)
 app.command()(policies)
 for measurement in (benches.memory, benches.speed, benches.kernels, benches.needle):
