@@ -177,7 +177,7 @@ def test_command_prints_a_table_and_json(run: Run, tmp_path: Path) -> None:
         (["DOC", "-o", "DOC"], "is the document"),
         (["DOC", "-o", "nowhere/page.html"], "a folder that exists"),
         (["DOC", "--ratio", "0.9"], "smaller than"),
-        (["DOC", "DOC"], "one document"),
+        (["DOC", "DOC"], "give one document"),
         (["DOC", "--question", " "], "question is empty"),
     ],
 )
@@ -189,6 +189,31 @@ def test_what_is_refused(run: Run, tmp_path: Path, arguments: list[str], said: s
     assert said in result.err
     assert document.read_text() == SHORT
     assert list(tmp_path.iterdir()) == [document]
+
+
+def test_twins_of_documents(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    first, second, picture = tmp_path / "a.txt", tmp_path / "b|c.txt", tmp_path / "twins.png"
+    first.write_text(SHORT)
+    second.write_text(SHORT * 2)
+    options = ["inspect", "--twins", str(first), str(second), "--sweep", "--plot", str(picture)]
+    found = run(*options, "--json").json
+    assert [d["document"] for d in found["documents"]] == ["a.txt", "b|c.txt"]
+    once, twice = found["documents"]
+    assert twice["share"] > once["share"]  # everything is said twice
+    for d in (once, twice):
+        shares = np.array(d["share_by_layer_and_head"])
+        assert shares.shape == (30, 3)
+        assert d["share"] == pytest.approx(shares.mean(), abs=1e-4)
+        sweep = [row["share"] for row in d["sweep"]]
+        assert sweep == sorted(sweep, reverse=True)
+        assert len(sweep) == 6
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    text = run("inspect", "--twins", str(second)).out
+    assert "| b\\|c.txt |" in text
+    assert text.count("\n| ") == 33  # two heads, one document, 30 layers
+    assert run("inspect", "--twins", str(first), "-o", "x.html").code == 2
+    assert run("inspect", str(first), "--sweep").code == 2
 
 
 def test_roles_in_the_cache_are_those_the_page_counts() -> None:

@@ -12,7 +12,7 @@ import typer
 
 from .._version import __version__
 from ..errors import TwinKVError
-from . import bench, benches
+from . import bench, benches, probe
 from .ask import ask
 from .chat import chat
 from .inspect_document import inspect_document
@@ -58,6 +58,7 @@ app.command()(policies)
 for measurement in (benches.memory, benches.speed, benches.kernels, benches.needle):
     bench.app.command()(measurement)
 app.add_typer(bench.app, name="bench")
+app.add_typer(probe.app, name="probe")
 
 
 def _note_warning(message: Warning | str, *details: Any, **more: Any) -> None:

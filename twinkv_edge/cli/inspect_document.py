@@ -81,6 +81,13 @@ def inspect_document(
     question: Annotated[
         str | None, typer.Option("--question", "-q", help="Ask this after the document, as `ask` does.")
     ] = None,
+    twins: Annotated[
+        bool, typer.Option("--twins", help="Only count: the share of tokens with a twin, of one or more documents.")
+    ] = False,
+    sweep: Annotated[bool, typer.Option("--sweep", help="With --twins: at other thresholds too.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="With --twins: write a picture (PNG) here too.", metavar="PNG")
+    ] = None,
     json: AsJson = False,
     keep: PolicyOptions,
     model: ModelOptions,
@@ -90,8 +97,15 @@ def inspect_document(
     Without -o a table goes to standard output. With it, one HTML file that needs nothing else, not even a network.
     Nothing is evicted.
     """
+    if twins:
+        if output is not None or question is not None:
+            raise InputError("--twins only counts: leave out -o and --question")
+        _twins(documents, keep, model, sweep=sweep, plot=plot, json=json)
+        return
     if len(documents) > 1:
-        raise InputError("give one document")
+        raise InputError("give one document; several go with --twins")
+    if sweep or plot is not None:
+        raise InputError("--sweep and --plot go with --twins")
     job = prepare(documents[0], question, keep.settings(), model, output)
     for remark in job.notes:
         note(remark)
@@ -105,6 +119,19 @@ def inspect_document(
         note(f"wrote {output} ({megabytes(output.stat().st_size)} MB): open it in a browser")
     else:
         show(result)
+
+
+def _twins(
+    documents: list[str], keep: PolicyOptions, model: ModelOptions, *, sweep: bool, plot: Path | None, json: bool
+) -> None:
+    from ..inspect.prevalence import markdown
+    from .inspect_twins import measure
+
+    result = measure(documents, keep.settings()[0], model, sweep=sweep, plot=plot)
+    if json:
+        print_json(result)
+    else:
+        print(markdown(result))
 
 
 @dataclass
