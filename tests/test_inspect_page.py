@@ -11,10 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cli_common import SHORT
 
+import twinkv_edge as tk
 from twinkv_edge.cli.app import main
+from twinkv_edge.inspect import Inspection, PolicyResult, nearest, render
+from twinkv_edge.inspect.payload import payload
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -74,6 +78,34 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def long_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """10,000 tokens, 30 layers of 3 heads, two policies: random numbers, no model."""
+    rng, shape = np.random.default_rng(0), (30, 3, 10_000)
+    counts = rng.poisson(0.6, shape).astype(np.int32)
+    lists = []
+    for layer in counts:
+        lengths = np.minimum(layer, 3).astype(np.uint8)
+        many = int(lengths.sum())
+        tokens = rng.integers(0, shape[-1], many).astype(np.int32)
+        lists.append(nearest.TwinLists(lengths, tokens, rng.uniform(0.9, 1, many).astype(np.float32)))
+    policies = [
+        PolicyResult(
+            settings=tk.Compression(policy=name),
+            roles=rng.integers(0, 6, shape).astype(np.uint8),
+            best=rng.uniform(0, 1, shape).astype(np.float32),
+            **dict.fromkeys(("lost_before", "lost_after", "swaps", "orphans", "donors", "bytes_after"), 1),
+        )
+        for name in ("knorm", "snapkv")
+    ]
+    found = Inspection("random", 10_000, counts, lists, policies, 0.9, 32, "rope", 1, 3)
+    texts = [f" word{i}" + "\n" * (i % 120 == 119) for i in range(10_000)]
+    about = {"title": "long", "chips": [], "version": "1"}
+    page = tmp_path_factory.mktemp("long") / "long.html"
+    page.write_text(render(payload(found, texts, [], list(range(10_000)), about)), encoding="utf-8")
+    return page
+
+
+@pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     profile = tmp_path_factory.mktemp("profile")
     with sync_api.sync_playwright() as playwright:
@@ -92,6 +124,10 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def browser(chromium: Any, report: Path) -> Iterator[Browser]:
+    yield from _open(chromium, report)
+
+
+def _open(chromium: Any, report: Path) -> Iterator[Browser]:
     opened = Browser(chromium.new_page())
     page = opened.page
     page.on("console", lambda message: opened.problems.append(message.text))
@@ -211,3 +247,29 @@ def test_charts_choose_a_layer(browser: Browser) -> None:
     assert page.locator("#charts figure:first-child .pick").count() == 30
     page.locator("#charts figure:first-child .pick").nth(12).click()
     assert page.inner_text("#layer-name") == "12"
+
+
+@pytest.fixture
+def long_browser(chromium: Any, long_report: Path) -> Iterator[Browser]:
+    yield from _open(chromium, long_report)
+
+
+def test_a_long_document_is_recoloured_where_one_looks(long_browser: Browser) -> None:
+    page = long_browser.page
+    assert page.locator("#text .row > p > span").count() == 20_000
+    assert page.evaluate("document.querySelectorAll('*').length") < 22_000  # nothing per layer and head
+    recoloured = """layer => {
+        const slider = document.getElementById('layer'), rows = [...document.querySelectorAll('.row')].map(r => r.row);
+        const before = Math.max(...rows.map(r => r.version));
+        slider.value = layer;
+        slider.dispatchEvent(new Event('input'));
+        return rows.filter(r => r.version > before).length / rows.length; }"""
+    at_once = page.evaluate(recoloured, 5)
+    assert 0 < at_once < 0.3
+    versions = "[...new Set([...document.querySelectorAll('.row')].map(r => r.row.version))].length"
+    long_browser.settle()
+    assert page.evaluate(versions) == 1  # and the rest when there was time
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    last = page.locator(".row p:first-child > span").last
+    last.hover()
+    assert "token 9,999 " in page.inner_text("#card")
