@@ -203,7 +203,7 @@ def plot(result: dict[str, Any], path: str | Path) -> None:
     main.axhline(0, color="#6a6f76", linewidth=0.8)
     main.set_xlabel("attention from the last position, %")
     main.set_ylabel("utility: drop in log-probability, nats")
-    main.legend(fontsize=8)
+    fig.legend(*main.get_legend_handles_labels(), loc="upper right", fontsize=7)  # where no point can be
     main.grid(alpha=0.3)
     for ax in (top, right):
         ax.tick_params(labelbottom=False, labelleft=False)
