@@ -12,10 +12,11 @@ import typer
 
 from .._version import __version__
 from ..errors import TwinKVError
-from . import bench, benches
+from . import bench, benches, probe
 from .ask import ask
 from .calibrate import calibrate
 from .chat import chat
+from .inspect_document import inspect_document
 from .models import models
 from .output import fail, note
 from .policies import policies
@@ -53,11 +54,13 @@ def _top(
 app.command()(ask)
 app.command()(chat)
 app.command()(calibrate)
+app.command("inspect")(inspect_document)
 app.command()(models)
 app.command()(policies)
 for measurement in (benches.memory, benches.speed, benches.kernels, benches.needle):
     bench.app.command()(measurement)
 app.add_typer(bench.app, name="bench")
+app.add_typer(probe.app, name="probe")
 
 
 def _note_warning(message: Warning | str, *details: Any, **more: Any) -> None:

@@ -1,0 +1,1 @@
+"""Probes of the premise behind eviction policies."""
