@@ -33,7 +33,7 @@ def snapshot_of(contents: Contents, arrays: dict[str, npt.NDArray[Any]], path: P
     for the cells are taken from it.
 
     Raises:
-        SessionError, StateFormatError: They do not: a file with right checksums that was made so on purpose, or by mistake.
+        SessionError, StateFormatError: They do not: a file with right checksums that was made so, on purpose or not.
     """
 
     def require(holds: bool, what: str) -> None:

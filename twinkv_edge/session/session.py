@@ -184,6 +184,8 @@ class Session:
 
 def check_target(path: Path, *, force: bool = False) -> None:
     """Raises InputError where a session should not, or cannot, be written: ask before the long work begins."""
+    if "\0" in str(path):
+        raise InputError(f"cannot write {str(path)!r}: a name with a NUL in it")
     try:
         if path.is_dir() or (path.exists() and not path.is_file()):
             raise InputError(f"{path} is not a file: give the name of one")
@@ -195,10 +197,8 @@ def check_target(path: Path, *, force: bool = False) -> None:
             raise InputError(f"there is no folder {path.parent}: make it first")
         if not os.access(os.path.realpath(path.parent), os.W_OK):
             raise InputError(f"the folder {path.parent} cannot be written to")
-    except (OSError, ValueError) as e:  # ValueError: a NUL in the path
-        if isinstance(e, InputError):
-            raise
-        raise InputError(f"cannot write {str(path)!r}: {e}") from None
+    except OSError as e:
+        raise InputError(f"cannot write {path}: {(e.strerror or str(e)).lower()}") from None
 
 
 def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
