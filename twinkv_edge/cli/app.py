@@ -15,6 +15,8 @@ from ..errors import TwinKVError
 from . import bench, benches
 from .ask import ask
 from .chat import chat
+from .compress import compress
+from .inspect import inspect
 from .models import models
 from .output import fail, note
 from .policies import policies
@@ -51,6 +53,8 @@ def _top(
 
 app.command()(ask)
 app.command()(chat)
+app.command()(compress)
+app.command()(inspect)
 app.command()(models)
 app.command()(policies)
 for measurement in (benches.memory, benches.speed, benches.kernels, benches.needle):
