@@ -21,6 +21,7 @@ from twinkv_edge.cli.options import AnswerOptions
 from twinkv_edge.cli.prompt import ChatPrompt, Vocabulary
 
 ESCAPES = "\x1b"
+PROMPT = r"\x1b\[\?2004h"  # prompt_toolkit is ready for a line; how it draws the prompt depends on what was there
 BRIEF = AnswerOptions(max_tokens=8)
 
 
@@ -62,8 +63,8 @@ def say(chat: ChatSession, text: str) -> str:
 
 
 def test_nothing_is_evaluated_twice(llm: Any) -> None:
-    chat = session(llm, document=SHORT, system="Answer briefly.")
-    chat.read_document()
+    chat = session(llm, system="Answer briefly.")
+    chat.add(SHORT)
     assert len(llm.evaluated) > 80
     say(chat, "What is the code?")
     chat.compress(0.3)
@@ -139,12 +140,12 @@ def test_full_cache_ends_the_answer_and_compression_goes_on(open_llm: Any) -> No
 def test_system_prompt_is_never_evicted(llm: Any) -> None:
     chat = session(llm, system="You are the keeper of a lighthouse, and you answer in few words.")
     say(chat, "Hello. " * 30)
-    assert chat._n_protected > 15
+    assert chat.n_protected > 15
     llm.compression = tk.Compression(policy="random", n_sink=0, n_recent=8)
     chat.compress(0.5)
     kept = llm.kv.positions(0)
     for head in range(llm.kv.n_head_kv):
-        assert set(range(chat._n_protected)) <= set(kept[:, head].tolist())
+        assert set(range(chat.n_protected)) <= set(kept[:, head].tolist())
 
 
 def test_pipe(run: Run, document: str) -> None:
@@ -199,35 +200,35 @@ def spawn(arguments: list[str], **kwargs: Any) -> Any:
 
 
 @pytest.fixture
-def terminal(document: str) -> Iterator[Any]:
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+def terminal(document: str, tmp_path: Path) -> Iterator[Any]:
+    environment = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "XDG_STATE_HOME": str(tmp_path)}
     options = ["--doc", document, "--policy", "knorm", "--max-tokens", "2000", "--repeat-penalty", "1.3"]
-    child = spawn(["chat", *options], env=environment)
+    child = spawn(["chat", *options], env=environment, dimensions=(24, 40))  # narrow, too
     yield child
     child.close(force=True)
 
 
 def test_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(terminal: Any) -> None:
     terminal.expect("Ctrl-D leaves")
-    terminal.expect("> ")
+    terminal.expect(PROMPT)
     terminal.sendline("Write a very long story about a lighthouse.")
-    terminal.expect("lighthouse.\r\n")
+    terminal.expect(r"\x1b\[\?2004l")  # the line was taken
     terminal.expect(r"[a-z]{3,} [a-z]+ [a-z]+")  # it has begun to answer
     terminal.sendintr()
     terminal.expect("stopped; what was said so far stays")
-    terminal.expect("> ")
+    terminal.expect(PROMPT)
     terminal.sendintr()  # at the prompt: a new line, and nothing else
-    terminal.expect("> ")
+    terminal.expect(PROMPT)
     terminal.sendline("/stats")
     terminal.expect(r"turns: 1; tokens: (\d+)")
     assert 150 < int(terminal.match[1]) < 2000
-    terminal.expect("> ")
+    terminal.expect(PROMPT)
     terminal.sendline("/compress 0.4")
     terminal.expect(r"(\d+) -> (\d+) cells")
-    terminal.expect("> ")
+    terminal.expect(PROMPT)
     terminal.sendline("/quit now")
     terminal.expect("error: there is no command")
-    terminal.expect("> ")
+    terminal.expect(PROMPT)
     terminal.sendeof()
     terminal.expect(pexpect.EOF)
     terminal.close()

@@ -212,12 +212,14 @@ def test_right_checksums_and_wrong_contents(
 
 
 SAVES_IN_A_LOOP = """
-import os, sys
+import os, sys, time
 import twinkv_edge as tk
 llm = tk.CompressedLlama(sys.argv[1], n_ctx=1024, n_threads=1)
 llm.eval([1 + i % 400 for i in range(900)])
-tk.Session.save(llm, sys.argv[2], metadata={"i": -1})
-print("ready", flush=True)
+began = time.perf_counter()
+for _ in range(4):
+    tk.Session.save(llm, sys.argv[2], metadata={"i": -1})
+print((time.perf_counter() - began) / 4, flush=True)
 for line in sys.stdin:
     pid = os.fork()  # there are no other threads; opening the model anew would take all of the time
     i = int(line)
@@ -243,19 +245,19 @@ def test_kills_while_saving_leave_a_whole_file(qwen3_tiny: str, tmp_path: Path, 
     assert child.stdin
     assert child.stdout
     try:
-        assert child.stdout.readline() == "ready\n"
+        one_save = float(child.stdout.readline())
         found = []
         for kill in range(n):
             child.stdin.write(f"{kill * 1_000_000}\n")
             child.stdin.flush()
             pid = int(child.stdout.readline())
-            time.sleep(rng.uniform(0, 0.08))
+            time.sleep(rng.uniform(0, 4 * one_save))
             os.kill(pid, signal.SIGKILL)
             assert child.stdout.readline() == "gone\n"
             found.append(tk.Session.read(path).metadata["i"])
-        # what is there is the newest that was whole: it never goes back, and most of the lives saved something
+        # what is there is the newest that was whole: it never goes back, and many of the lives saved something
         assert found == sorted(found)
-        assert len(set(found)) > n // 2
+        assert len(set(found)) > n // 6
     finally:
         child.stdin.close()
         child.wait(timeout=30)
