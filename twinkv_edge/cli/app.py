@@ -12,7 +12,7 @@ import typer
 
 from .._version import __version__
 from ..errors import TwinKVError
-from . import bench, benches
+from . import bench, bench_session, benches
 from .ask import ask
 from .chat import chat
 from .compress import compress
@@ -57,7 +57,7 @@ app.command()(compress)
 app.command()(inspect)
 app.command()(models)
 app.command()(policies)
-for measurement in (benches.memory, benches.speed, benches.kernels, benches.needle):
+for measurement in (benches.memory, benches.speed, benches.kernels, benches.needle, bench_session.session):
     bench.app.command()(measurement)
 app.add_typer(bench.app, name="bench")
 
