@@ -15,6 +15,7 @@ from test_cli_chat import PROMPT, say, session, spawn
 
 import twinkv_edge as tk
 from twinkv_edge.cli import saved
+from twinkv_edge.cli.generation import Interrupted
 from twinkv_edge.cli.options import AnswerOptions
 from twinkv_edge.cli.thinking import split
 
@@ -146,6 +147,23 @@ def test_documents_added_behind_a_compressed_part_are_read_once(llm: Any) -> Non
     assert len(llm.evaluated) - n < 45
     pieces = b"".join(chat.prompt.vocabulary.piece(t) for t in chat.tokens).decode()
     assert f"{SHORT.rstrip()}\n\nThe keeper of the lighthouse is called Ada.\n\nWho keeps" in pieces
+
+
+def test_reading_that_was_stopped_is_not_in_what_is_saved(open_llm: Any, tmp_path: Path) -> None:
+    llm = open_llm(None, n_batch=32)
+    chat = session(llm)
+    for said in (False, True):
+        if said:
+            say(chat, "Hello.")
+        tokens = chat.tokens
+        with pytest.raises(Interrupted):
+            chat.add(SHORT, stopped=lambda: True)
+        assert llm.n_tokens > len(tokens)
+        if said:
+            assert saved.save(chat, str(tmp_path / "a"), documents=[]).tokens.tolist() == tokens[: llm.n_tokens]
+        else:
+            with pytest.raises(tk.CacheStateError, match="empty"):
+                chat.compress()
 
 
 def test_undo(llm: Any) -> None:

@@ -208,8 +208,12 @@ class ChatSession:
         """Brings the cache to what the history says, before something looks at the cache itself."""
         tokens = self.tokens
         cached = self.llm.input_ids[: self.llm.n_tokens].tolist()
-        if cached != tokens[: len(cached)]:
+        if cached == tokens[: len(cached)]:
+            return
+        if tokens:
             prefill(self.llm, [*tokens, tokens[-1]], n_protected=self.n_protected)
+        else:  # a first message or document whose reading was stopped
+            self.llm.reset()
 
     def undo(self) -> str:
         """Takes back the last turn, or the last document if that came later; returns which, in words.
