@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pexpect
 import pytest
-from cli_common import SHORT, Run, runner
+from cli_common import BRIEF, PROMPT, SHORT, Run, runner, say, session, spawn
 
 import twinkv_edge as tk
-from twinkv_edge.cli.chat_session import ChatSession
 from twinkv_edge.cli.generation import Interrupted
 from twinkv_edge.cli.options import AnswerOptions
-from twinkv_edge.cli.prompt import ChatPrompt, Vocabulary
 
 ESCAPES = "\x1b"
-PROMPT = r"\x1b\[\?2004h"  # prompt_toolkit is ready for a line; how it draws the prompt depends on what was there
-BRIEF = AnswerOptions(max_tokens=8)
 
 
 @pytest.fixture
@@ -50,16 +44,6 @@ def llm(open_llm: Any, monkeypatch: pytest.MonkeyPatch) -> tk.CompressedLlama:
 
     monkeypatch.setattr(llm, "_eval_batch", watched)
     return llm
-
-
-def session(llm: tk.CompressedLlama, **kwargs: Any) -> ChatSession:
-    return ChatSession(llm, ChatPrompt(Vocabulary(llm._model)), kwargs.pop("options", BRIEF), **kwargs)
-
-
-def say(chat: ChatSession, text: str) -> str:
-    answer, pieces = chat.ask(text)
-    assert "".join(pieces) == answer.text
-    return answer.text
 
 
 def test_nothing_is_evaluated_twice(llm: Any) -> None:
@@ -186,17 +170,6 @@ def test_line_that_is_not_utf8_is_skipped(run: Run) -> None:
     assert error == {"error": "line 1 of the input is not UTF-8 text"}
     assert answer["turn"] == 1
     assert result.code == 2
-
-
-def heed_interrupts() -> None:
-    """A job that a shell started in the background has SIGINT ignored, and its children inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def spawn(arguments: list[str], **kwargs: Any) -> Any:
-    """The command on a terminal of its own."""
-    command = ["-m", "twinkv_edge.cli", *arguments]
-    return pexpect.spawn(sys.executable, command, encoding="utf-8", timeout=120, preexec_fn=heed_interrupts, **kwargs)
 
 
 @pytest.fixture

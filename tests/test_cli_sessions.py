@@ -10,8 +10,7 @@ from typing import Any
 
 import pexpect
 import pytest
-from cli_common import FACT, QUESTION, SHORT, Run, runner
-from test_cli_chat import PROMPT, say, session, spawn
+from cli_common import FACT, PROMPT, QUESTION, SHORT, Run, runner, say, session, spawn
 
 import twinkv_edge as tk
 from twinkv_edge.cli import saved

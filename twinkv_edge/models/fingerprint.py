@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
 from pathlib import Path
@@ -13,7 +14,7 @@ from ..errors import InputError
 from .gguf_header import read_header
 from .model_facts import other_splits
 
-N_SAMPLES: Final = 1024  # pieces of the weights that are looked at
+N_SAMPLES: Final = 256  # pieces of the weights that are looked at: a second of seeks on a hard disk that is cold
 SAMPLE_BYTES: Final = 4096
 
 
@@ -21,13 +22,24 @@ def fingerprint(path: str | os.PathLike[str]) -> str:
     """32 hexadecimal digits (XXH3-128) that another model's file does not have; a copy elsewhere has the same.
 
     It covers, for every file of a split model: the size; all of the head (metadata, vocabulary, chat template, names,
-    shapes and types of the tensors); and 1024 pieces of 4 KiB, evenly spread over the weights. So another architecture,
+    shapes and types of the tensors); and 256 pieces of 4 KiB, evenly spread over the weights. So another architecture,
     size, quantization, vocabulary or fine-tune is noticed. A change of few weights that lie between the pieces is not:
     reading all of a model at every load would cost more than what a session saves.
 
     Raises:
         InputError: The file is missing, unreadable or no usable GGUF.
     """
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        read_header(path)  # says what is wrong
+        raise
+    return _fingerprint(os.fspath(path), status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=8)
+def _fingerprint(path: str, size: int, changed: int) -> str:
+    """Computed once in a process for a file that does not change."""
     header = read_header(path)
     found = xxhash.xxh3_128()
     for part in (header, *other_splits(header)):
