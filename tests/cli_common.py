@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pexpect
 import pytest
 
+import twinkv_edge as tk
 from twinkv_edge.cli.app import main
+from twinkv_edge.cli.chat_session import ChatSession
+from twinkv_edge.cli.options import AnswerOptions
+from twinkv_edge.cli.prompt import ChatPrompt, Vocabulary
 
 FACT = "The special access code for the north depot is 5820493."
 QUESTION = "What is the special access code for the north depot?"
@@ -23,6 +29,10 @@ iron bucket, the bucket goes out onto the stone step, and it stays there until t
 Bread is baked on Tuesdays and Fridays. The starter lives in the stone jar on the second shelf, and it must be fed with
 flour and water every second day, also at Christmas, also during storms, and also when everyone is in a bad mood.
 """
+
+
+PROMPT = r"\x1b\[\?2004h"  # prompt_toolkit is ready for a line; how it draws the prompt depends on what was there
+BRIEF = AnswerOptions(max_tokens=8)
 
 
 @dataclass
@@ -55,3 +65,24 @@ def runner(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
         return Result(code, captured.out, captured.err)
 
     return run
+
+
+def session(llm: tk.CompressedLlama, **kwargs: Any) -> ChatSession:
+    return ChatSession(llm, ChatPrompt(Vocabulary(llm._model)), kwargs.pop("options", BRIEF), **kwargs)
+
+
+def say(chat: ChatSession, text: str) -> str:
+    answer, pieces = chat.ask(text)
+    assert "".join(pieces) == answer.text
+    return answer.text
+
+
+def heed_interrupts() -> None:
+    """A job that a shell started in the background has SIGINT ignored, and its children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def spawn(arguments: list[str], **kwargs: Any) -> Any:
+    """The command on a terminal of its own."""
+    command = ["-m", "twinkv_edge.cli", *arguments]
+    return pexpect.spawn(sys.executable, command, encoding="utf-8", timeout=120, preexec_fn=heed_interrupts, **kwargs)

@@ -63,8 +63,19 @@ def test_memory(run: Run, qwen3_tiny: str, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_session(run: Run, qwen3_tiny: str, tmp_path: Path) -> None:
+    options = ["--model", qwen3_tiny, "--tokens", "500", "--repeats", "2", "--prefills", "2", "--folder", str(tmp_path)]
+    found = run("bench", "session", *options, "--type-k", "q8_0", "--type-v", "q8_0", "--json").json
+    assert [found["n_tokens"], found["n_cells"], found["logits_max_difference"]] == [500, 250, 0.0]
+    assert found["speedup"] == pytest.approx(found["prefill_median_s"] / found["load_cold_median_s"])
+    assert len(found["load_warm_s"]) == len(found["prefill_s"]) == 2
+    assert not list(tmp_path.iterdir())
+    assert "| load, from disk |" in run("bench", "session", *options).out
+
+
 def test_what_is_refused(run: Run) -> None:
     assert run("bench", "needle", "missing.txt").code == 2
     assert run("bench", "kernels", "--size", "0").code == 2
     assert run("bench", "memory", "--tokens", "9000").code == 2
+    assert run("bench", "session", "--folder", "/no/such/folder").code == 2
     assert run("bench", "speed", "--policy", "oracle", "--tokens", "64").code == 2

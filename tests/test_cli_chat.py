@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pexpect
 import pytest
-from cli_common import SHORT, Run, runner
+from cli_common import BRIEF, PROMPT, SHORT, Run, runner, say, session, spawn
 
 import twinkv_edge as tk
-from twinkv_edge.cli.chat_session import ChatSession
 from twinkv_edge.cli.generation import Interrupted
 from twinkv_edge.cli.options import AnswerOptions
-from twinkv_edge.cli.prompt import ChatPrompt, Vocabulary
 
 ESCAPES = "\x1b"
-BRIEF = AnswerOptions(max_tokens=8)
 
 
 @pytest.fixture
@@ -51,19 +46,9 @@ def llm(open_llm: Any, monkeypatch: pytest.MonkeyPatch) -> tk.CompressedLlama:
     return llm
 
 
-def session(llm: tk.CompressedLlama, **kwargs: Any) -> ChatSession:
-    return ChatSession(llm, ChatPrompt(Vocabulary(llm._model)), kwargs.pop("options", BRIEF), **kwargs)
-
-
-def say(chat: ChatSession, text: str) -> str:
-    answer, pieces = chat.ask(text)
-    assert "".join(pieces) == answer.text
-    return answer.text
-
-
 def test_nothing_is_evaluated_twice(llm: Any) -> None:
-    chat = session(llm, document=SHORT, system="Answer briefly.")
-    chat.read_document()
+    chat = session(llm, system="Answer briefly.")
+    chat.add(SHORT)
     assert len(llm.evaluated) > 80
     say(chat, "What is the code?")
     chat.compress(0.3)
@@ -139,12 +124,12 @@ def test_full_cache_ends_the_answer_and_compression_goes_on(open_llm: Any) -> No
 def test_system_prompt_is_never_evicted(llm: Any) -> None:
     chat = session(llm, system="You are the keeper of a lighthouse, and you answer in few words.")
     say(chat, "Hello. " * 30)
-    assert chat._n_protected > 15
+    assert chat.n_protected > 15
     llm.compression = tk.Compression(policy="random", n_sink=0, n_recent=8)
     chat.compress(0.5)
     kept = llm.kv.positions(0)
     for head in range(llm.kv.n_head_kv):
-        assert set(range(chat._n_protected)) <= set(kept[:, head].tolist())
+        assert set(range(chat.n_protected)) <= set(kept[:, head].tolist())
 
 
 def test_pipe(run: Run, document: str) -> None:
@@ -187,47 +172,36 @@ def test_line_that_is_not_utf8_is_skipped(run: Run) -> None:
     assert result.code == 2
 
 
-def heed_interrupts() -> None:
-    """A job that a shell started in the background has SIGINT ignored, and its children inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def spawn(arguments: list[str], **kwargs: Any) -> Any:
-    """The command on a terminal of its own."""
-    command = ["-m", "twinkv_edge.cli", *arguments]
-    return pexpect.spawn(sys.executable, command, encoding="utf-8", timeout=120, preexec_fn=heed_interrupts, **kwargs)
-
-
 @pytest.fixture
-def terminal(document: str) -> Iterator[Any]:
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+def terminal(document: str, tmp_path: Path) -> Iterator[Any]:
+    environment = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "XDG_STATE_HOME": str(tmp_path)}
     options = ["--doc", document, "--policy", "knorm", "--max-tokens", "2000", "--repeat-penalty", "1.3"]
-    child = spawn(["chat", *options], env=environment)
+    child = spawn(["chat", *options], env=environment, dimensions=(24, 40))  # narrow, too
     yield child
     child.close(force=True)
 
 
 def test_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(terminal: Any) -> None:
     terminal.expect("Ctrl-D leaves")
-    terminal.expect("> ")
+    terminal.expect(PROMPT)
     terminal.sendline("Write a very long story about a lighthouse.")
-    terminal.expect("lighthouse.\r\n")
+    terminal.expect(r"\x1b\[\?2004l")  # the line was taken
     terminal.expect(r"[a-z]{3,} [a-z]+ [a-z]+")  # it has begun to answer
     terminal.sendintr()
     terminal.expect("stopped; what was said so far stays")
-    terminal.expect("> ")
+    terminal.expect(PROMPT)
     terminal.sendintr()  # at the prompt: a new line, and nothing else
-    terminal.expect("> ")
+    terminal.expect(PROMPT)
     terminal.sendline("/stats")
     terminal.expect(r"turns: 1; tokens: (\d+)")
     assert 150 < int(terminal.match[1]) < 2000
-    terminal.expect("> ")
+    terminal.expect(PROMPT)
     terminal.sendline("/compress 0.4")
     terminal.expect(r"(\d+) -> (\d+) cells")
-    terminal.expect("> ")
+    terminal.expect(PROMPT)
     terminal.sendline("/quit now")
     terminal.expect("error: there is no command")
-    terminal.expect("> ")
+    terminal.expect(PROMPT)
     terminal.sendeof()
     terminal.expect(pexpect.EOF)
     terminal.close()

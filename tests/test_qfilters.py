@@ -15,6 +15,7 @@ from conftest import layer_view, prompt
 import twinkv_edge as tk
 from twinkv_edge import calibrate, policies
 from twinkv_edge.key_space import hadamard
+from twinkv_edge.models.fingerprint import fingerprint
 
 Q8_0 = llama_cpp.GGML_TYPE_Q8_0
 
@@ -26,7 +27,7 @@ def own_cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qwen3_tiny: s
 
 def calibrated(llm: tk.CompressedLlama, path: Path, n: int = 700) -> calibrate.Filters:
     calibrate.calibrate(llm, prompt(n), path)
-    return calibrate.load(path, calibrate.fingerprint(llm.facts.path))
+    return calibrate.load(path, fingerprint(llm.facts.path))
 
 
 def test_they_are_the_first_singular_vectors(qwen3_tiny: str, tmp_path: Path, open_llm: Callable[..., Any]) -> None:
@@ -35,7 +36,7 @@ def test_they_are_the_first_singular_vectors(qwen3_tiny: str, tmp_path: Path, op
     path = calibrate.calibrate(llm, prompt(700), tmp_path / "f.npz", progress=lambda *x: done.append(x))
     assert done == [(512, 700), (700, 700)]
     assert llm.n_tokens == 0
-    filters = calibrate.load(path, calibrate.fingerprint(qwen3_tiny))
+    filters = calibrate.load(path, fingerprint(qwen3_tiny))
     assert filters.directions.shape == (4, 2, 64)
     assert filters.n_tokens == 700
     llm.capture_for(policies.SnapKV(window=700))
@@ -105,18 +106,6 @@ def test_files_that_are_none(qwen3_tiny: str, tmp_path: Path, open_llm: Callable
     with pytest.raises(tk.InputError, match="cannot be written"):
         calibrate.calibrate(llm, prompt(300), Path("/proc/nowhere/f.npz"))
     assert not list(tmp_path.glob("*.tmp"))
-
-
-def test_fingerprints_tell_files_apart(tmp_path: Path) -> None:
-    model = tmp_path / "model.gguf"
-    model.write_bytes(bytes(5 << 20))
-    first = calibrate.fingerprint(model)
-    with model.open("r+b") as file:
-        file.seek(-10, 2)
-        file.write(b"x")
-    assert calibrate.fingerprint(model) != first
-    with pytest.raises(tk.InputError):
-        calibrate.fingerprint(tmp_path / "missing.gguf")
 
 
 def test_the_hadamard_matrix_is_its_own_inverse() -> None:

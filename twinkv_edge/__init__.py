@@ -11,6 +11,7 @@ from .errors import (
     CacheStateError,
     InputError,
     InstallError,
+    SessionError,
     StateFormatError,
     TwinKVError,
     UnsupportedModelError,
@@ -25,6 +26,7 @@ check_versions()
 if TYPE_CHECKING:
     from .kv_cache import KVCache
     from .llama import CompressedLlama, score
+    from .session import Session
 
 __all__ = [
     "CacheStateError",
@@ -36,6 +38,8 @@ __all__ = [
     "InstallError",
     "KVCache",
     "Repair",
+    "Session",
+    "SessionError",
     "StateFormatError",
     "TwinKVError",
     "UnsupportedModelError",
@@ -49,13 +53,13 @@ __all__ = [
     "twin_counts",
 ]
 
-# These load llama.cpp, which the command line's --help and a look at a model's facts can do without.
-_LOADS_LLAMA_CPP = {"KVCache": "kv_cache", "CompressedLlama": "llama", "score": "llama"}
+# These load llama.cpp (Session: xxhash), which the command line's --help and a look at a model's facts can do without.
+_LATE = {"KVCache": "kv_cache", "CompressedLlama": "llama", "score": "llama", "Session": "session"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LOADS_LLAMA_CPP:
+    if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_LOADS_LLAMA_CPP[name]}", __name__), name)
+    value = getattr(import_module(f".{_LATE[name]}", __name__), name)
     globals()[name] = value
     return value

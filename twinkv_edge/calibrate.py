@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import zipfile
 from collections.abc import Callable, Sequence
@@ -14,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from . import key_space
+from .atomic import replacing
 from .errors import InputError
 from .models.embedded import cache_dir
+from .models.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from .llama import CompressedLlama
@@ -24,7 +25,6 @@ FORMAT = 1
 MIN_TOKENS = 256
 CHUNK = 512  # tokens whose queries are held at once
 CONTEXT = 2048  # the text is read in stretches of so many tokens, each from an empty cache
-_SAMPLE = 1 << 20
 
 Progress = Callable[[int, int], None]
 
@@ -126,21 +126,6 @@ def main_directions(moments: npt.NDArray[np.float64], means: npt.NDArray[np.floa
     return np.asarray(turned)
 
 
-def fingerprint(model: str | os.PathLike[str]) -> str:
-    """What tells model files apart: a hash of their size and of a megabyte of their beginning, middle and end."""
-    digest = hashlib.sha256()
-    try:
-        with open(model, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            digest.update(str(size).encode())
-            for at in (0, max(0, size // 2), max(0, size - _SAMPLE)):
-                file.seek(at)
-                digest.update(file.read(_SAMPLE))
-    except OSError as why:
-        raise InputError(f"{model} cannot be read: {why.strerror}") from why
-    return digest.hexdigest()[:32]
-
-
 def default_path(mark: str) -> Path:
     """Where the filters of a model with this fingerprint are kept."""
     return cache_dir() / "qfilters" / f"{mark}.npz"
@@ -170,10 +155,9 @@ def load(path: str | os.PathLike[str], mark: str) -> Filters:
 
 
 def _write(path: Path, filters: Filters) -> None:
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(unfinished, "wb") as file:
+        with replacing(path) as file:
             np.savez_compressed(
                 file,
                 format=FORMAT,
@@ -181,8 +165,5 @@ def _write(path: Path, filters: Filters) -> None:
                 n_tokens=filters.n_tokens,
                 directions=filters.directions,
             )
-        os.replace(unfinished, path)
     except OSError as why:
         raise InputError(f"{path} cannot be written: {why.strerror}") from why
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -23,5 +23,9 @@ class StateFormatError(TwinKVError):
     """llama.cpp laid out a sequence state in a way this version of the package does not know."""
 
 
+class SessionError(TwinKVError):
+    """A session file is damaged, or does not belong to this model, this cache, or this version of the package."""
+
+
 class InstallError(TwinKVError, ImportError):
     """The native extension and the installed llama-cpp-python do not belong together."""

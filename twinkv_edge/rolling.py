@@ -55,6 +55,11 @@ class Rolling:
         self.reports = []
         self._turn_start = 0
 
+    def resume(self, n_protected: int) -> None:
+        """A saved conversation was loaded: its first tokens are protected again, and a new turn is to come."""
+        self.reset()
+        self.n_protected, self._turn_start = n_protected, self._llm.n_tokens
+
     def batches(self, tokens: list[int]) -> Iterator[list[int]]:
         """Batches of at most n_batch tokens; by the time one is handed out, room was made for it.
 

@@ -12,11 +12,12 @@ import typer
 
 from .._version import __version__
 from ..errors import TwinKVError
-from . import bench, benches, probe
+from . import bench, bench_session, benches, probe
 from .ask import ask
 from .calibrate import calibrate
 from .chat import chat
-from .inspect_document import inspect_document
+from .compress import compress
+from .inspect import inspect
 from .models import models
 from .output import fail, note
 from .policies import policies
@@ -53,11 +54,12 @@ def _top(
 
 app.command()(ask)
 app.command()(chat)
+app.command()(compress)
+app.command()(inspect)
 app.command()(calibrate)
-app.command("inspect")(inspect_document)
 app.command()(models)
 app.command()(policies)
-for measurement in (benches.memory, benches.speed, benches.kernels, benches.needle):
+for measurement in (benches.memory, benches.speed, benches.kernels, benches.needle, bench_session.session):
     bench.app.command()(measurement)
 app.add_typer(bench.app, name="bench")
 app.add_typer(probe.app, name="probe")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,9 +33,16 @@ TIMING_BUDGET_S = 2.0
 @grouped
 def ask(
     *,
-    document: Annotated[str, typer.Argument(help='Text file (UTF-8), or "-" for standard input.', metavar="DOC|-")],
+    document: Annotated[
+        str | None,
+        typer.Argument(help='Text, PDF or DOCX, or "-" for standard input; not with --session.', metavar="[DOC|-]"),
+    ] = None,
     question: Annotated[str | None, typer.Argument(help="What to ask about it.")] = None,
     question_option: Annotated[str | None, typer.Option("--question", "-q", help="The same, as an option.")] = None,
+    session: Annotated[
+        Path | None,
+        typer.Option(help="Ask a session that `compress` or `/save` wrote; nothing is read again.", metavar="FILE"),
+    ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Answer with the full cache as well.")] = False,
     json: AsJson = False,
     compression: CompressionOptions,
@@ -46,7 +54,15 @@ def ask(
     The document is read into the KV cache, the policy and the repair choose what to keep, the rest is evicted and its
     memory given back, and the answer is decoded from what is left. The answer goes to standard output, everything
     else to standard error.
+
+    With --session the document was compressed before, by the settings it was saved with and without knowing the
+    question; only the question is read.
     """
+    if session is not None:
+        _ask_session(session, [t for t in (document, question, question_option) if t is not None], model, answer, json)
+        return
+    if document is None:
+        raise InputError("give a document and a question, or --session FILE and a question")
     if (question is None) == (question_option is None):
         raise InputError("give one question: as an argument after the document, or with --question")
     text = str(question if question is not None else question_option)
@@ -61,6 +77,14 @@ def ask(
         print_json(result)
     else:
         show(result)
+
+
+def _ask_session(path: Path, texts: list[str], model: ModelOptions, answer: AnswerOptions, as_json: bool) -> None:
+    from .ask_session import ask_session
+
+    if len(texts) != 1 or not texts[0].strip():
+        raise InputError("with --session, give one question and nothing else: the document is in the session")
+    ask_session(path, texts[0], model, answer, as_json=as_json)
 
 
 @dataclass

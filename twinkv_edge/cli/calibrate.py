@@ -33,8 +33,9 @@ def calibrate(
     Once per model; a few thousand tokens of prose like what will be compressed are enough. With --out, give the file
     to the policy by `--policy-options filters=FILE`.
     """
-    from ..calibrate import CONTEXT, fingerprint, load, shortfall
+    from ..calibrate import CONTEXT, load, shortfall
     from ..calibrate import calibrate as find
+    from ..models.fingerprint import fingerprint
     from .generation import load as load_model
     from .prompt import Vocabulary
 

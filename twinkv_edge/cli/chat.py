@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import InputError, TwinKVError
 from .documents import read_document
 from .options import AnswerOptions, AsJson, CompressionOptions, ModelOptions, grouped
-from .output import fail, megabytes, note, print_json, progress
+from .output import fail, note, print_json, progress
 from .room import cells_for, check_model
 
 if TYPE_CHECKING:
-    from ..report import CompressionReport
     from .chat_session import ChatSession
+    from .generation import Answer
 
 ROOM = 4096  # tokens of conversation that the default context holds besides a document
-
-HELP = """\
-/compress [RATIO]  evict from the cache now; RATIO is the fraction to remove
-/stats             tokens, cells and memory
-/help              this
-/quit              leave; so does Ctrl-D. Ctrl-C stops an answer."""
 
 
 @grouped
 def chat(
     *,
-    doc: Annotated[str | None, typer.Option("--doc", help="Text file (UTF-8) to talk about.", metavar="FILE")] = None,
+    doc: Annotated[
+        list[str], typer.Option("--doc", help="Text, PDF or DOCX to talk about; may be repeated.", metavar="FILE")
+    ] = [],  # noqa: B006 (typer)
+    session: Annotated[
+        Path | None, typer.Option(help="Go on with a saved conversation (compress, /save).", metavar="FILE")
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System prompt; it is never evicted.", metavar="TEXT")] = None,
     json: AsJson = False,
     compression: CompressionOptions,
@@ -42,29 +39,35 @@ def chat(
 ) -> None:
     """Talk with a model; /compress evicts from its cache between turns, by the settings given here.
 
-    On a terminal it prompts; from a pipe it takes every line for a message, or a command that begins with a slash.
-    With --json there is one object per line.
+    On a terminal it prompts, and /help lists what it can do; from a pipe it takes every line for a message, or a
+    command that begins with a slash. With --json there is one object per line.
     """
-    if doc == "-":
+    if "-" in doc:
         raise InputError("standard input carries the conversation: give --doc a file")
-    document = read_document(doc) if doc is not None else None
-    session = _open(document, system, compression, model, answer)
+    if session is not None and (doc or system):
+        raise InputError("--session brings its own documents and system prompt: leave out --doc and --system")
+    documents = [(Path(path).name, read_document(path)) for path in doc]
+    if session is not None:
+        opened, names = _reopen(session, compression, model, answer)
+    else:
+        opened = _open([text for _, text in documents], system, compression, model, answer)
+        names = [name for name, _ in documents]
     try:
-        failures = Chat(session, as_json=json).run()
+        failures = Chat(opened, documents=names, as_json=json).run()
     finally:
-        session.llm.close()
+        opened.llm.close()
     if failures and not sys.stdin.isatty():
         raise typer.Exit(2)
 
 
 def _open(
-    document: str | None,
+    documents: list[str],
     system: str | None,
     compression: CompressionOptions,
     model: ModelOptions,
     answer: AnswerOptions,
 ) -> ChatSession:
-    """Checks everything, loads the model, and reads the document."""
+    """Checks everything, loads the model, and reads the documents."""
     from .chat_session import ChatSession
     from .generation import load
     from .prompt import ChatPrompt, Vocabulary, question_about
@@ -75,42 +78,53 @@ def _open(
     vocabulary = Vocabulary.load(facts.path)
     prompt = ChatPrompt(vocabulary)
     messages = [{"role": "system", "content": system}] if system else []
-    first = {"role": "user", "content": "?"} if document is None else question_about(document, "?")
+    text = "\n\n".join(document.rstrip() for document in documents)
+    first = question_about(text, "?") if documents else {"role": "user", "content": "?"}
     n_prompt = len(prompt.begin([*messages, first]))
-    n_document = len(vocabulary.tokenize(document or "", special=False))
+    n_document = len(vocabulary.tokenize(text, special=False))
     n_ctx = cells_for(facts, settings, model, n_prompt, n_document, ROOM)
     llm = load(model, n_ctx, settings, seed=answer.seed)
     try:
-        session = ChatSession(llm, prompt, answer, document=document, system=system)
-        with progress("reading", session.n_beginning(), "tokens") as done:
-            session.read_document(done)
+        session = ChatSession(llm, prompt, answer, system=system)
+        for document in documents:
+            with progress("reading", session.count(document), "tokens") as done:
+                session.add(document, done)
     except BaseException:
         llm.close()
         raise
     return session
 
 
-@contextmanager
-def stoppable() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C only sets a flag in here, so that the cache is never left in the middle of a token; yields its getter."""
-    hit = False
+def _reopen(
+    path: Path, compression: CompressionOptions, model: ModelOptions, answer: AnswerOptions
+) -> tuple[ChatSession, list[str]]:
+    """Loads a saved conversation and the model it belongs to; also names of its documents."""
+    from ..session import Session
+    from . import saved
+    from .chat_session import ChatSession
+    from .prompt import ChatPrompt, Vocabulary
 
-    def handler(signum: int, frame: Any) -> None:
-        nonlocal hit
-        hit = True
-
-    before = signal.signal(signal.SIGINT, handler)
+    answer.check()
+    contents = Session.peek(path)
+    saved.conversation(contents, path)
+    llm = saved.open_llm(contents, path, model, answer, compression.settings(), ROOM)
     try:
-        yield lambda: hit
-    finally:
-        signal.signal(signal.SIGINT, before)
+        session = ChatSession(llm, ChatPrompt(Vocabulary(llm._model)), answer)
+        saved.restore(session, str(path))
+    except BaseException:
+        llm.close()
+        raise
+    return session, saved.document_names(contents)
 
 
 class Chat:
     """The loop around a session: reads lines, prints answers."""
 
-    def __init__(self, session: ChatSession, *, as_json: bool) -> None:
+    def __init__(self, session: ChatSession, *, documents: list[str], as_json: bool) -> None:
+        from .chat_commands import Commands
+
         self.session, self.as_json = session, as_json
+        self.commands = Commands(session, documents=documents, as_json=as_json)
         self.failures = 0
         self._prompts = sys.stdin.isatty() and not as_json
 
@@ -125,33 +139,19 @@ class Chat:
             if not text:
                 continue
             try:
-                self._command(text) if text.startswith("/") else self._turn(text)
+                self.commands.run(text) if text.startswith("/") else self._turn(text)
             except TwinKVError as e:
                 self.failures += 1
                 fail(str(e), as_json=self.as_json)
+            except KeyboardInterrupt:  # in a command that does not watch for it; nothing was left half done
+                note("stopped")
         return self.failures
 
     def _lines(self) -> Iterator[str]:
-        if not self._prompts:
-            yield from self._piped_lines()
-            return
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  (line editing and history for input())
-        while True:
-            try:
-                if sys.stdout.isatty():
-                    yield input("> ")
-                else:  # the prompt is not part of the output
-                    print("> ", end="", file=sys.stderr, flush=True)
-                    line = sys.stdin.readline()
-                    if not line:
-                        return
-                    yield line
-            except KeyboardInterrupt:
-                print(file=sys.stderr)
-            except EOFError:
-                print()
-                return
+        from .chat_commands import HELP
+        from .chat_terminal import lines
+
+        return lines({name: what for name, (_, what) in HELP.items()}) if self._prompts else self._piped_lines()
 
     def _piped_lines(self) -> Iterator[str]:
         for number, raw in enumerate(sys.stdin.buffer, 1):
@@ -164,33 +164,24 @@ class Chat:
             yield line
 
     def _turn(self, text: str) -> None:
+        from .chat_terminal import Printer, stoppable
         from .generation import Interrupted
 
+        printer, said, thought = Printer(), "", ""
         with stoppable() as stopped:
             try:
                 answer, pieces = self.session.ask(text, stopped=stopped)
-                for piece in pieces:
+                for piece, is_thought in self.session.visible(pieces):
+                    said, thought = (said, thought + piece) if is_thought else (said + piece, thought)
                     if not self.as_json:
-                        sys.stdout.write(piece)
-                        sys.stdout.flush()
+                        printer.write(piece, is_thought)
             except Interrupted:
                 note("stopped before the answer began; the message was not sent")
                 return
         if self.as_json:
-            n = len(answer.tokens)
-            print_json(
-                {
-                    "turn": self.session.turns,
-                    "message": text,
-                    "answer": answer.text,
-                    "finish_reason": answer.finish_reason,
-                    "answer_tokens": n,
-                    "ms_per_token": 1e3 * answer.seconds / n if n else None,
-                    **self.session.stats(),
-                }
-            )
+            self._print_json(text, answer, said, thought)
             return
-        print(flush=True)
+        printer.end()
         if answer.finish_reason != "stop":
             reasons = {
                 "interrupted": "stopped; what was said so far stays in the conversation",
@@ -199,50 +190,15 @@ class Chat:
             }
             note(reasons[answer.finish_reason])
 
-    def _command(self, text: str) -> None:
-        name, *arguments = text.split()
-        if name == "/compress":
-            self._compress(arguments)
-        elif name == "/stats" and not arguments:
-            self._stats()
-        elif name == "/help" and not arguments:
-            print_json({"command": "help", "text": HELP}) if self.as_json else print(HELP, flush=True)
-        else:
-            raise InputError(f"there is no command {text!r}: /help lists them")
-
-    def _compress(self, arguments: list[str]) -> None:
-        if len(arguments) > 1:
-            raise InputError("/compress takes one ratio, or nothing")
-        try:
-            ratio = float(arguments[0]) if arguments else None
-        except ValueError:
-            raise InputError(f"{arguments[0]!r} is no ratio: give a number, 0 or more and below 1") from None
-        with progress("compressing", self.session.llm.kv.n_layers, "layers") as done:
-            report = self.session.compress(ratio, done)
-        if self.as_json:
-            print_json({"command": "compress", **report.to_dict()})
-        else:
-            print(_compression_line(report), flush=True)
-
-    def _stats(self) -> None:
-        stats = self.session.stats()
-        if self.as_json:
-            print_json({"command": "stats", **stats})
-            return
-        print(
-            f"turns: {stats['turns']}; tokens: {stats['tokens']:,}, {stats['evicted']:,} of them evicted\n"
-            f"{stats['cells']:,} of {stats['cells_allocated']:,} cells in use, {megabytes(stats['bytes_used'])} MB; "
-            f"{megabytes(stats['bytes_resident'])} MB of the cache in memory"
+    def _print_json(self, text: str, answer: Answer, said: str, thought: str) -> None:
+        print_json(
+            {
+                "turn": self.session.turns,
+                "message": text,
+                "answer": said,
+                "thinking": thought or None,
+                "finish_reason": answer.finish_reason,
+                "answer_tokens": len(answer.tokens),
+                **self.session.stats(),
+            }
         )
-        if self.session.last is not None:
-            print("last compression: " + _compression_line(self.session.last))
-        sys.stdout.flush()
-
-
-def _compression_line(report: CompressionReport) -> str:
-    repaired = f", {report.swaps:,} swaps" if report.repair != "none" else ""
-    return (
-        f"{report.n_before:,} -> {report.n_after:,} cells, {megabytes(report.resident_before)} -> "
-        f"{megabytes(report.resident_after)} MB in memory ({report.policy}, repair {report.repair}{repaired}, "
-        f"{report.total_seconds:.1f} s)"
-    )

@@ -21,7 +21,9 @@ class Interrupted(Exception):
     """The user stopped the reading of a prompt; what was read so far is in the cache."""
 
 
-def load(options: ModelOptions, n_ctx: int, compression: Compression, *, seed: int = 0) -> CompressedLlama:
+def load(
+    options: ModelOptions, n_ctx: int, compression: Compression, *, seed: int = 0, flash_attn: bool = True
+) -> CompressedLlama:
     """Loads the model and makes its context.
 
     Raises:
@@ -43,6 +45,7 @@ def load(options: ModelOptions, n_ctx: int, compression: Compression, *, seed: i
             type_k=CACHE_TYPES[options.type_k.lower()],
             type_v=CACHE_TYPES[options.type_v.lower()],
             seed=seed,
+            flash_attn=flash_attn,
         )
     except InputError:
         raise

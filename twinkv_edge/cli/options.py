@@ -190,20 +190,22 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _answer(help: str) -> Any:
-    return typer.Option(help=help, rich_help_panel="Answer")
+def _answer(help: str, *names: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="Answer")
 
 
 @dataclass(frozen=True)
 class AnswerOptions:
     """How answers are sampled."""
 
-    max_tokens: Annotated[int, _answer("Longest answer, in tokens.")] = 256
-    temperature: Annotated[float, _answer("0: always the likeliest token.")] = 0.0
+    max_tokens: Annotated[int, _answer("Longest answer, in tokens.", "--max-tokens", "-n")] = 256
+    temperature: Annotated[float, _answer("0: always the likeliest token.", "--temperature", "--temp")] = 0.0
     top_k: Annotated[int, _answer("Sample among this many likeliest tokens; 0: all.")] = 40
     top_p: Annotated[float, _answer("Sample among the likeliest tokens that add up to this probability.")] = 0.95
     min_p: Annotated[float, _answer("Leave out tokens less likely than this share of the likeliest.")] = 0.05
     repeat_penalty: Annotated[float, _answer("Above 1: recently used tokens become less likely.")] = 1.0
+    presence_penalty: Annotated[float, _answer("Taken from the logit of every token that was used recently.")] = 0.0
+    frequency_penalty: Annotated[float, _answer("The same, for each time it was used.")] = 0.0
     seed: Annotated[int, _answer("Seed of the sampler, when the temperature is not 0.")] = 0
 
     def sampler(self) -> dict[str, Any]:
@@ -214,6 +216,8 @@ class AnswerOptions:
             "top_p": self.top_p,
             "min_p": self.min_p,
             "repeat_penalty": self.repeat_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
         }
 
     def check(self) -> None:
@@ -228,5 +232,8 @@ class AnswerOptions:
                 raise InputError(f"{name} is {value}: give a number from 0 to 1")
         if not 0 < self.repeat_penalty < float("inf"):
             raise InputError(f"--repeat-penalty is {self.repeat_penalty}: give a number above 0")
+        for name, value in (("presence", self.presence_penalty), ("frequency", self.frequency_penalty)):
+            if not -2 <= value <= 2:  # the range that OpenAI's API has
+                raise InputError(f"--{name}-penalty is {value}: give a number from -2 to 2")
         if not 0 <= self.seed < 1 << 32:
             raise InputError(f"--seed is {self.seed}: give a whole number from 0 to 4294967295")

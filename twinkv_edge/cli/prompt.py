@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,13 @@ class ChatPrompt:
             raise InputError("the model's chat template leaves out earlier answers: start a new conversation")
         return self._tokens(text, marked, add_bos=False)
 
+    def ending(self, messages: list[dict[str, str]]) -> list[int]:
+        """Tokens that follow the last message, which is the user's, up to where the answer begins."""
+        _, found, text = self._render([*messages[:-1], {**messages[-1], "content": _MARK}]).rpartition(_MARK)
+        if not found:
+            raise InputError("the model's chat template leaves out the user's message")
+        return self.vocabulary.tokenize(text)
+
     def _tokens(self, text: str, messages: list[dict[str, str]], *, add_bos: bool) -> list[int]:
         content = messages[-1]["content"].strip()  # many templates strip it too
         tokenize = self.vocabulary.tokenize
@@ -135,6 +142,15 @@ def question_about(document: str, question: str) -> dict[str, str]:
 def tail_length(prompt: ChatPrompt, document: str, tokens: list[int]) -> int:
     """How many of a prompt's last tokens come after the document: the question and the template's end."""
     return len(tokens) - common_prefix(tokens, prompt.begin([question_about(document, "")]))
+
+
+def shared_beginning(tokens: Callable[[str], list[int]]) -> list[int]:
+    """The first tokens of a prompt that are the same whatever is asked: `tokens(question)` makes it.
+
+    One token less than that: where the document and the question meet, a token may hold some of both.
+    """
+    one, other = tokens("Why?"), tokens("No.")
+    return one[: max(0, common_prefix(one, other) - 1)]
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

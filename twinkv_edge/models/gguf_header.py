@@ -71,6 +71,7 @@ class Header:
     version: int
     metadata: dict[str, Value]
     tensors: dict[str, Tensor]
+    data_start: int = 0  # where the weights begin in the file
 
     @property
     def weight_bytes(self) -> int:
@@ -212,7 +213,7 @@ def _parse(path: Path, at: _Cursor, keep: frozenset[str]) -> Header:
     tensors = {tensor.name: tensor for tensor, _ in table}
     if len(tensors) < n_tensors:
         raise _Broken("two tensors have the same name")
-    return Header(path, version, metadata, tensors)
+    return Header(path, version, metadata, tensors, start)
 
 
 def _value(at: _Cursor, key: str, whole: bool) -> Value:

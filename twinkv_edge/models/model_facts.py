@@ -106,7 +106,7 @@ def facts(path: str | os.PathLike[str]) -> ModelFacts:
     unreadable, broken, incomplete or not a language model.
     """
     header = read_header(path)
-    parts = (header, *_other_splits(header))
+    parts = (header, *other_splits(header))
     kind = header.metadata.get("general.type", "model")
     architecture = header.metadata.get("general.architecture")
     if kind not in ("model", "mmproj") or not isinstance(architecture, str):
@@ -261,7 +261,7 @@ def _cache_layers(
     )
 
 
-def _other_splits(header: Header) -> tuple[Header, ...]:
+def other_splits(header: Header) -> tuple[Header, ...]:
     """Headers of the other files of a model that `llama-gguf-split` divided."""
     n = header.metadata.get("split.count", 0)
     if type(n) is not int or n <= 1:

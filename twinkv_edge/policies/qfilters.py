@@ -7,6 +7,7 @@ import numpy as np
 from .. import calibrate
 from ..errors import CacheStateError, InputError
 from ..key_space import hadamard
+from ..models.fingerprint import fingerprint
 from .base import FloatArray, LayerView, Policy
 
 
@@ -26,7 +27,7 @@ class QFilters(Policy):
         self._filters: calibrate.Filters | None = None
 
     def bind(self, model: str | os.PathLike[str]) -> None:
-        mark = calibrate.fingerprint(model)
+        mark = fingerprint(model)
         self._filters = calibrate.load(calibrate.default_path(mark) if self.path is None else self.path, mark)
 
     def score(self, layer: LayerView) -> FloatArray:
