@@ -18,6 +18,7 @@ from .chat import chat
 from .models import models
 from .output import fail, note
 from .policies import policies
+from .serve import serve
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
@@ -53,6 +54,7 @@ app.command()(ask)
 app.command()(chat)
 app.command()(models)
 app.command()(policies)
+app.command()(serve)
 for measurement in (benches.memory, benches.speed, benches.kernels, benches.needle):
     bench.app.command()(measurement)
 app.add_typer(bench.app, name="bench")
