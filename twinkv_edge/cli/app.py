@@ -15,6 +15,7 @@ from ..errors import TwinKVError
 from . import bench, benches
 from .ask import ask
 from .chat import chat
+from .doctor import doctor
 from .models import models
 from .output import fail, note
 from .policies import policies
@@ -55,6 +56,7 @@ app.command()(chat)
 app.command()(models)
 app.command()(policies)
 app.command()(serve)
+app.command()(doctor)
 for measurement in (benches.memory, benches.speed, benches.kernels, benches.needle):
     bench.app.command()(measurement)
 app.add_typer(bench.app, name="bench")

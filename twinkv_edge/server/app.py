@@ -104,7 +104,7 @@ def _add_endpoints(app: FastAPI, llm: ServedLlama) -> None:
     @app.post("/v1/completions", response_model=None)
     async def complete(request: Request, body: CompletionRequest) -> Any:
         """Text completion, as OpenAI has it, with a `compression` field."""
-        await run_in_threadpool(_check_prompt, llm, body, body.prompt)
+        await run_in_threadpool(_check_prompt, llm, body, str(body.prompt))
         return await _answered(theirs.create_completion, request, body)
 
     @app.get("/v1/models")

@@ -74,13 +74,15 @@ class Conversations:
         while len(self._kept) > self.limit:
             self._kept.popitem(last=False)
 
-    def take(self, number: int, llm: CompressedLlama) -> None:
-        """Puts one back into the context, whose cache is emptied first. Not even a failure leaves half of it there.
+    def swap(self, number: int, llm: CompressedLlama, *, put: bool) -> None:
+        """Puts one back into the context, whose own is kept instead if `put`, and forgotten if not.
 
         Raises:
             CacheStateError: llama.cpp did not take it; the context is empty then.
         """
-        kept = self._kept.pop(number)
+        kept = self._kept.pop(number)  # first: the newcomer might push it out
+        if put:
+            self.put(llm)
         llm.reset()
         pointer = kept.state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         if llama_cpp.llama_state_seq_set_data(llm.ctx, pointer, kept.state.size, SEQ_ID) != kept.state.size:

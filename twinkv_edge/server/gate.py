@@ -138,6 +138,6 @@ class _Visit:
 
 
 def _only_stopped(error: BaseException) -> bool:
-    """Also where task groups wrapped it; Python 3.10 has their exceptions from a package, so they go by what they hold."""
+    """Also inside a task group's exception, whose class Python 3.10 lacks: so it goes by what it holds."""
     group = getattr(error, "exceptions", None)
     return all(map(_only_stopped, group)) if group else isinstance(error, Stopped)

@@ -160,12 +160,13 @@ class ServedLlama(CompressedLlama):
         """Brings the conversation into the cache that saves most of the prompt; returns how many tokens it saves."""
         live = usable(self._input_ids, self.kv.boundary, prompt)
         kept, number = self._conversations.best(prompt)
-        if self.n_tokens - live > WORTH_TOKENS:
-            self._conversations.put(self)  # another one's
+        another = self.n_tokens - live > WORTH_TOKENS  # more than a last answer would be lost
         if kept > live:
-            self._conversations.take(number, self)
+            self._conversations.swap(number, self, put=another)
             self.metrics.add(conversations_restored_total=1)
             live = kept
+        elif another:
+            self._conversations.put(self)
         if live == 0:
             self.reset()
         self.n_tokens = live
