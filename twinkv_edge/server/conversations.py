@@ -64,6 +64,11 @@ class Conversations:
         found = ((usable(kept.tokens, kept.snapshot.boundary, tokens), n) for n, kept in list(self._kept.items()))
         return max(found, default=(0, -1))
 
+    def snapshot(self, number: int) -> Snapshot:
+        """Which token each of its cells holds; of one that was dropped meanwhile, nothing."""
+        kept = self._kept.get(number)
+        return Snapshot(0) if kept is None else kept.snapshot
+
     def put(self, llm: CompressedLlama) -> None:
         """Keeps what the context holds now."""
         if self.limit < 1 or llm.n_tokens < WORTH_TOKENS:

@@ -112,8 +112,11 @@ class ServedLlama(CompressedLlama):
 
     def _continues(self, tokens: Tokens, cells: int) -> bool:
         """Whether a compressed conversation goes on with this prompt, so that fewer cells than tokens are enough."""
-        live = usable(self._input_ids, self.kv.boundary, tokens)
-        return tokens.size - max(live, self._conversations.best(tokens)[0]) < cells
+        found = [(usable(self._input_ids, self.kv.boundary, tokens), self.kv.snapshot())]
+        best, number = self._conversations.best(tokens)
+        found += [(best, self._conversations.snapshot(number))] if best else []
+        # the compressed cells stay, and every token since takes one
+        return any(n and s.table is not None and s.table.shape[-1] + tokens.size - s.boundary < cells for n, s in found)
 
     # -- one request -------------------------------------------------------------------------------------------------
 
