@@ -115,12 +115,12 @@ def test_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_extras_of_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     requires = {
-        "a": ["x>=1 ; extra == 'plot'", 'b[net,ui]>=0.3 ; extra == "serve"', "y"],
-        "b": ["sockets; extra == 'net'", "windows; extra == 'ui'", "z; extra == 'other'"],
+        "a": ["x>=1 ; extra == 'plot'", 'b[net,ui,all]>=0.3 ; extra == "serve"', "y"],
+        "b": ["sockets; extra == 'net'", "windows; extra == 'ui'", "b[net,all]; extra == 'all'", "z; extra == 'x'"],
     }
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: requires[name])
     monkeypatch.setattr(doctor, "_installed", lambda name: name != "windows")
-    assert doctor.extras("a") == {"plot": ["x"], "serve": ["b", "sockets", "windows"]}
+    assert doctor.extras("a") == {"plot": ["x"], "serve": ["b", "sockets", "windows", "b"]}
     monkeypatch.setattr(doctor, "DISTRIBUTION", "a")
     plot, serve = doctor._extras()
     assert plot.found == "installed"

@@ -239,15 +239,30 @@ def _extras() -> Iterator[Finding]:
 def extras(distribution: str) -> dict[str, list[str]]:
     """The packages that each extra of an installed distribution asks for; extras of theirs are looked into."""
     found: dict[str, list[str]] = {}
+    for extra, _, _ in _requirements(distribution):
+        found.setdefault(extra, _packages(distribution, extra, set()))
+    return found
+
+
+def _packages(distribution: str, extra: str, seen: set[tuple[str, str]]) -> list[str]:
+    """What one extra asks for; `seen` ends circles: some packages name extras of their own in an extra "all"."""
+    seen.add((distribution, extra))
+    found: list[str] = []
+    for _, name, inner in (r for r in _requirements(distribution) if r[0] == extra):
+        found.append(name)
+        for each in inner:
+            if (name, each) not in seen and _installed(name):
+                found += _packages(name, each, seen)
+    return found
+
+
+def _requirements(distribution: str) -> Iterator[tuple[str, str, list[str]]]:
+    """(extra, package, extras of that package) for everything that an extra of a distribution asks for."""
     for line in metadata.requires(distribution) or []:
         name = re.match(r"\s*([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?", line)
         extra = re.search(r"""extra\s*==\s*['"]([^'"]+)['"]""", line)
         if name and extra:
-            packages = found.setdefault(extra[1], [])
-            packages.append(name[1])
-            for inner in filter(None, (part.strip() for part in (name[2] or "").split(","))):
-                packages += extras(name[1]).get(inner, []) if _installed(name[1]) else []
-    return found
+            yield extra[1], name[1], [part.strip() for part in (name[2] or "").split(",") if part.strip()]
 
 
 def _installed(name: str) -> bool:
