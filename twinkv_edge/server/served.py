@@ -191,6 +191,8 @@ class ServedLlama(CompressedLlama):
             return None
         if not job.asked and (self.compress_above is None or n < self.compress_above):
             return None
+        if self.kv.boundary and n - self.kv.boundary < cfg.n_recent:
+            return None  # a short turn: its few queries would decide alone where the earlier ones were not kept
         target = max(kept_tokens(n, cfg.ratio, cfg.target_tokens), cfg.n_sink + cfg.n_recent)
         if target >= self.kv.n_cells or (cfg.trigger_tokens is not None and target >= cfg.trigger_tokens):
             return None
