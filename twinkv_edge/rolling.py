@@ -27,6 +27,22 @@ class Conversation(Protocol):
     def compress(self, compression: Compression) -> CompressionReport: ...
 
 
+def check_bounded(cfg: Compression, n_batch: int, cells: int) -> None:
+    """Raises InputError when a bounded prefill by these settings cannot hold in a context of so many cells."""
+    target = cfg.target_tokens or 0
+    least = cfg.n_sink + cfg.n_recent + n_batch
+    if target < least:
+        raise InputError(
+            f"target_tokens={target} is below sinks + recent + one batch ({cfg.n_sink} + {cfg.n_recent} + "
+            f"{n_batch} = {least}): raise target_tokens, or lower n_batch or n_recent"
+        )
+    if target + n_batch > cells:
+        raise InputError(
+            f"target_tokens plus one batch ({target} + {n_batch}) do not fit {cells} cells: "
+            "raise n_ctx, or lower target_tokens or n_batch"
+        )
+
+
 class Rolling:
     """Cuts what is evaluated into batches and evicts before those that would pass the limit.
 
@@ -104,18 +120,7 @@ class Rolling:
                 "shorten the document, or take a model with a longer context"
             )
         if cfg.prefill == "bounded":
-            target, cells = cfg.target_tokens or 0, llm.kv.n_cells_allocated
-            least = cfg.n_sink + cfg.n_recent + llm.n_batch
-            if target < least:
-                raise InputError(
-                    f"target_tokens={target} is below sinks + recent + one batch ({cfg.n_sink} + {cfg.n_recent} + "
-                    f"{llm.n_batch} = {least}): raise target_tokens, or lower n_batch or n_recent"
-                )
-            if target + llm.n_batch > cells:
-                raise InputError(
-                    f"target_tokens plus one batch ({target} + {llm.n_batch}) do not fit {cells} cells: "
-                    "raise n_ctx, or lower target_tokens or n_batch"
-                )
+            check_bounded(cfg, llm.n_batch, llm.kv.n_cells_allocated)
 
     def _evict(self, incoming: int) -> None:
         """Evicts to the budget, keeping the newest turn as far as it fits."""

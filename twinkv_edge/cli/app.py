@@ -17,10 +17,12 @@ from .ask import ask
 from .calibrate import calibrate
 from .chat import chat
 from .compress import compress
+from .doctor import doctor
 from .inspect import inspect
 from .models import models
 from .output import fail, note
 from .policies import policies
+from .serve import serve
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
@@ -59,6 +61,8 @@ app.command()(inspect)
 app.command()(calibrate)
 app.command()(models)
 app.command()(policies)
+app.command()(serve)
+app.command()(doctor)
 for measurement in (benches.memory, benches.speed, benches.kernels, benches.needle, bench_session.session):
     bench.app.command()(measurement)
 app.add_typer(bench.app, name="bench")

@@ -6,7 +6,7 @@ import codecs
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CacheStateError, InputError
 from .options import AnswerOptions, ModelOptions
@@ -22,9 +22,15 @@ class Interrupted(Exception):
 
 
 def load(
-    options: ModelOptions, n_ctx: int, compression: Compression, *, seed: int = 0, flash_attn: bool = True
+    options: ModelOptions,
+    n_ctx: int,
+    compression: Compression,
+    *,
+    seed: int = 0,
+    make: Callable[..., CompressedLlama] | None = None,
+    **more: Any,
 ) -> CompressedLlama:
-    """Loads the model and makes its context.
+    """Loads the model and makes its context; `make`: a subclass to use, `more`: what it takes beside the usual.
 
     Raises:
         InputError: llama.cpp refuses the file or the context.
@@ -35,7 +41,7 @@ def load(
 
     threads = options.n_threads()
     try:
-        return CompressedLlama(
+        return (make or CompressedLlama)(
             str(options.path()),
             n_ctx=n_ctx,
             compression=compression,
@@ -45,7 +51,7 @@ def load(
             type_k=CACHE_TYPES[options.type_k.lower()],
             type_v=CACHE_TYPES[options.type_v.lower()],
             seed=seed,
-            flash_attn=flash_attn,
+            **more,
         )
     except InputError:
         raise
