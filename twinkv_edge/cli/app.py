@@ -12,7 +12,7 @@ import typer
 
 from .._version import __version__
 from ..errors import TwinKVError
-from . import bench, benches
+from . import bench, bench_quality, benches
 from .ask import ask
 from .chat import chat
 from .models import models
@@ -53,7 +53,7 @@ app.command()(ask)
 app.command()(chat)
 app.command()(models)
 app.command()(policies)
-for measurement in (benches.memory, benches.speed, benches.kernels, benches.needle):
+for measurement in (benches.memory, benches.speed, benches.kernels, benches.needle, bench_quality.quality):
     bench.app.command()(measurement)
 app.add_typer(bench.app, name="bench")
 
