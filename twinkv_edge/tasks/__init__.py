@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..errors import InputError
-from . import continuation, ruler_niah, ruler_vt, ruler_words
+from . import continuation, longbench, loogle, mmlu_pro, ruler_niah, ruler_qa, ruler_vt, ruler_words
 from .base import Request, Sample, Task
 
 __all__ = ["Request", "Sample", "Task", "available", "chosen", "create"]
 
 _TASKS: dict[str, type[Task]] = {
-    cls.name: cls for module in (ruler_niah, ruler_vt, ruler_words, continuation) for cls in module.TASKS
+    cls.name: cls
+    for module in (ruler_niah, ruler_vt, ruler_words, ruler_qa, continuation, longbench, loogle, mmlu_pro)
+    for cls in module.TASKS
 }
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ...llama import CompressedLlama
 
 FloatArray = npt.NDArray[np.float32]
-GUESS = 8  # tokens guessed at once
+GUESS = 8  # tokens guessed at once, at most: fewer after a wrong guess
 CHUNK = 64  # tokens teacher-forced at once: bounds the logits held
 
 
@@ -82,6 +82,7 @@ def greedy(
     """
     start, pending = llm.n_tokens, list(suffix)
     answer: list[int] = []
+    size = GUESS // 2  # a batch of n costs some n / 2 single tokens: guessing wrong is not free
     vocabulary = llama_cpp.llama_model_get_vocab(llm.model)
     text = ""
     try:
@@ -89,10 +90,11 @@ def greedy(
             decode(llm, piece)
         pending = pending[-1:]
         while True:
-            ahead = guesses(answer, earlier)[: max_tokens - len(answer) - 1]
+            ahead = guesses(answer, earlier)[: min(size, max_tokens - len(answer) - 1)]
             here = llm.n_tokens
             best = decode(llm, [*pending, *ahead]).argmax(axis=1).tolist()
             right = next((i for i, token in enumerate(ahead) if token != best[i]), len(ahead))
+            size = min(GUESS, 2 * right + 1) if ahead else size
             back_to(llm, here + 1 + right)
             ended = False
             for token in best[: right + 1]:
