@@ -192,21 +192,20 @@ def test_configurations() -> None:
 
 # -- the command ---------------------------------------------------------------------------------------------------
 
-OPTIONS = ["--length", "320", "--policy", "knorm", "--ratio", "0.5", "--repair", "paper", "--continuation", "32"]
-OPTIONS += ["--task", "vt", "--task", "continue_log", "--threads", "2"]
+OPTIONS = ["--length", "400", "--policy", "knorm", "--ratio", "0.5", "--repair", "paper", "--continuation", "32"]
+OPTIONS += ["--task", "fwe", "--task", "continue_log", "--threads", "2"]
 
 
 def test_a_killed_run_goes_on_to_the_same_table(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     out, picture = tmp_path / "out.jsonl", tmp_path / "q.png"
     options = [*OPTIONS, "--task", "niah_single_1", "--samples", "2", "--out", str(out)]
-    options[options.index("--length") + 1] = "400"
     first = run("bench", "quality", *options, "--json", "--plot", str(picture))
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "[6/6]" in first.err
     tasks = first.json["tasks"]
     assert tasks["continue_log"]["full_nll"] > 0
-    assert {t: x["samples"] for t, x in tasks.items()} == {"vt": 2, "niah_single_1": 2, "continue_log": 2}
+    assert {t: x["samples"] for t, x in tasks.items()} == {"fwe": 2, "niah_single_1": 2, "continue_log": 2}
     data = out.read_bytes()
     lines = [json.loads(line) for line in data.splitlines()[1:]]
     assert all(len(x["outcomes"]) == 3 for x in lines)
@@ -222,7 +221,6 @@ def test_a_killed_run_goes_on_to_the_same_table(run: Run, tmp_path: Path) -> Non
 
 def test_the_question_may_come_after_the_eviction(run: Run, tmp_path: Path) -> None:
     options = [*OPTIONS, "--samples", "1", "--out", str(tmp_path / "o.jsonl"), "--question", "after"]
-    options[options.index("--length") + 1] = "400"
     found = run("bench", "quality", *options, "--json").json
     assert found["settings"]["question"] == "after"
     assert len(found["rows"]) == 2
@@ -236,3 +234,22 @@ def test_what_is_refused(run: Run, tmp_path: Path) -> None:
     assert run("bench", "quality", "--samples", "0", *out).code == 2
     assert run("bench", "quality", "--ratio", "1.5", *out).code == 2
     assert "--data" in run("bench", "quality", "--task", "mmlu_pro", *out).err
+
+
+def test_needle_grid(run: Run, licence_text: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    haystack, picture = tmp_path / "prose.txt", tmp_path / "grid.png"
+    haystack.write_text(licence_text[:900])
+    options = [str(haystack), "--length", "220", "--length", "320", "--depth", "0.1", "--depth", "1", "--samples", "1"]
+    options += ["--policy", "knorm", "--repair", "paper", "--plot", str(picture)]
+    found = run("bench", "needle-grid", *options, "--json").json
+    assert [(g["policy"], g["repair"]) for g in found["grids"]] == [
+        ("none", "none"),
+        ("knorm", "none"),
+        ("knorm", "paper"),
+    ]
+    full = found["grids"][0]["accuracy"]
+    assert [len(row) for row in full] == [2, 2]
+    assert np.mean(full) >= 0.75
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert run("bench", "needle-grid", str(haystack), "--depth", "2").code == 2

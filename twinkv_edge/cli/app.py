@@ -53,7 +53,14 @@ app.command()(ask)
 app.command()(chat)
 app.command()(models)
 app.command()(policies)
-for measurement in (benches.memory, benches.speed, benches.kernels, benches.needle, bench_quality.quality):
+for measurement in (
+    benches.memory,
+    benches.speed,
+    benches.kernels,
+    benches.needle,
+    bench_quality.quality,
+    bench_quality.needle_grid,
+):
     bench.app.command()(measurement)
 app.add_typer(bench.app, name="bench")
 

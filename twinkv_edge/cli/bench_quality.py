@@ -109,3 +109,47 @@ def _threads(model: ModelOptions, workers: int, out: Path) -> int:
         if found is not None:
             return found.threads
     return model.n_threads() if model.threads is not None else max(1, usable_cores() // workers)
+
+
+@grouped
+def needle_grid(
+    haystack: Annotated[Path | None, typer.Argument(help="Prose to hide numbers in (default: essays shipped).")] = None,
+    *,
+    length: Annotated[list[int], typer.Option(help="Tokens with the answer; may be repeated.")] = [512, 1024, 2048],  # noqa: B006
+    depth: Annotated[list[float], typer.Option(help="0 start, 1 end; may be repeated.")] = [0.0, 0.25, 0.5, 0.75, 1.0],  # noqa: B006
+    samples: Annotated[int, typer.Option(help="Needles of every length and depth.")] = 4,
+    policy: Annotated[list[str], typer.Option(help="May be repeated.")] = ["snapkv"],  # noqa: B006
+    ratio: Annotated[list[float], typer.Option(help="Fraction removed; may be repeated.")] = [0.5],  # noqa: B006
+    repair: Annotated[
+        list[str],
+        typer.Option(help="Only this repair beside none; may be repeated.", metavar=choice(CHOICES["repair"])),
+    ] = [],  # noqa: B006
+    plot: PlotFile = None,
+    json: AsJson = False,
+    model: ModelOptions,
+) -> None:
+    """Where is a hidden number still found? Accuracy over depth and length, with a heat map."""
+    from ..bench import needle_grid as bench
+    from ..bench.quality import settings
+    from ..compression import Compression
+    from ..tasks.words import essay_sentences
+    from .documents import read_document
+    from .generation import load
+
+    model.check()
+    for name, values in (("--samples", [samples]), ("--length", length)):
+        if min(values) < 1:
+            raise InputError(f"{name} is {min(values)}: give a whole number, 1 or more")
+    text = " ".join(essay_sentences()) if haystack is None else read_document(str(haystack))
+    configs = settings.configurations(policy, ratio, repair or settings.REPAIRS)
+    llm = load(model, model.n_ctx or max(length) + 64, Compression())
+    try:
+        result = bench.run(llm, text, lengths=length, depths=depth, samples=samples, configs=configs, progress=note)
+    finally:
+        llm.close()
+    if plot:
+        bench.plot(result, plot)
+    if json:
+        print_json(result)
+    else:
+        print(bench.markdown(result))

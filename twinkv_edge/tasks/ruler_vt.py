@@ -32,7 +32,7 @@ class VariableTracking(Task):
         shown = largest(
             lambda n: _make(n, index, random.Random(example), letters=3),
             lambda sample: request.count(sample.prompt),
-            min(EXAMPLE_TOKENS, max(request.length // 3, 200)),
+            min(EXAMPLE_TOKENS, max(request.length // 3, 300)),
             least=HOPS + 1,
             guess=24,
             what="the worked example of vt",
