@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +15,13 @@ import pytest
 from cli_common import Run, runner
 
 import twinkv_edge as tk
-from twinkv_edge import pipeline, plans
+from twinkv_edge import pipeline, plans, tasks
 from twinkv_edge.bench.quality import answers, report, tables
 from twinkv_edge.bench.quality.results import Results, read
+from twinkv_edge.bench.quality.sample_run import measure
 from twinkv_edge.bench.quality.settings import Config, Settings, configurations
 from twinkv_edge.errors import CacheStateError, InputError
+from twinkv_edge.kv_cache import KVCache
 
 pytest.importorskip("wonderwords")
 
@@ -75,6 +80,23 @@ def test_masked_answers_are_those_of_an_evicted_cache(
     assert likely.nll == pytest.approx(-p.mean(), abs=1e-5)
     with pytest.raises(CacheStateError, match="nothing was evicted"):
         llm.kv.mask(None)
+
+
+def test_where_nothing_can_be_masked_copies_are_evicted(
+    smollm2: str, open_llm: Callable[..., tk.CompressedLlama], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = open_llm(smollm2, type_k=8, type_v=8)
+    settings = _settings(length=400, question="after")
+
+    def count(text: str) -> int:
+        return len(llm.tokenize(text.encode(), add_bos=True, special=False))
+
+    sample = tasks.create("niah_single_2").sample(3, tasks.Request(400, count))
+    masked = measure(llm, sample, settings)
+    monkeypatch.setattr(KVCache, "can_hide", False)
+    evicted = measure(llm, sample, settings)
+    assert evicted["outcomes"] == masked["outcomes"]
+    assert masked["outcomes"][0]["text"] != masked["outcomes"][1]["text"]
 
 
 def test_guesses() -> None:
@@ -199,20 +221,20 @@ OPTIONS += ["--task", "fwe", "--task", "continue_log", "--threads", "2"]
 def test_a_killed_run_goes_on_to_the_same_table(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     out, picture = tmp_path / "out.jsonl", tmp_path / "q.png"
-    options = [*OPTIONS, "--task", "niah_single_1", "--samples", "2", "--out", str(out)]
+    options = [*OPTIONS, "--samples", "2", "--out", str(out)]
     first = run("bench", "quality", *options, "--json", "--plot", str(picture))
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "[6/6]" in first.err
-    tasks = first.json["tasks"]
-    assert tasks["continue_log"]["full_nll"] > 0
-    assert {t: x["samples"] for t, x in tasks.items()} == {"fwe": 2, "niah_single_1": 2, "continue_log": 2}
+    assert "[4/4]" in first.err
+    found = first.json["tasks"]
+    assert found["continue_log"]["full_nll"] > 0
+    assert {t: x["samples"] for t, x in found.items()} == {"fwe": 2, "continue_log": 2}
     data = out.read_bytes()
     lines = [json.loads(line) for line in data.splitlines()[1:]]
     assert all(len(x["outcomes"]) == 3 for x in lines)
     out.write_bytes(data[: data.index(b"\n", len(data) // 2) + 40])  # killed in the middle of a line
     again = run("bench", "quality", *options, "--json")
     assert again.json == first.json
-    assert "[6/6]" not in again.err
+    assert "[4/4]" not in again.err
     assert "left" not in run("bench", "quality", *options).err  # nothing to do
     refused = run("bench", "quality", *options, "--seed", "5")
     assert refused.code == 2
@@ -253,3 +275,31 @@ def test_needle_grid(run: Run, licence_text: str, tmp_path: Path) -> None:
     assert np.mean(full) >= 0.75
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert run("bench", "needle-grid", str(haystack), "--depth", "2").code == 2
+
+
+def test_workers_measure_the_same_and_ctrl_c_leaves_a_file_that_goes_on(run: Run, tmp_path: Path) -> None:
+    alone, shared = tmp_path / "alone.jsonl", tmp_path / "shared.jsonl"
+    options = ["bench", "quality", "--task", "fwe", "--samples", "3", "--length", "400", "--policy", "knorm"]
+    options += ["--ratio", "0.5", "--repair", "paper", "--threads", "1"]
+    expected = run(*options, "--out", str(alone), "--json").json
+    options += ["--out", str(shared), "--workers", "2"]
+    command = [sys.executable, "-m", "twinkv_edge.cli", *options]
+    with subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        # a job that a shell started in the background has SIGINT ignored, and its children inherit that
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        assert process.stderr
+        for line in process.stderr:
+            if "[1/3]" in line:
+                process.send_signal(signal.SIGINT)
+                break
+        rest = process.stderr.read()
+        assert process.wait(60) == 130, rest
+    assert "Traceback" not in rest
+    assert 1 <= len(read(shared)[1]) < 3
+    again = run(*options, "--json").json
+    assert again == expected

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +13,9 @@ from ..errors import InputError
 from .benches import PlotFile
 from .options import AsJson, ModelOptions, choice, grouped, usable_cores
 from .output import note, print_json
+
+if TYPE_CHECKING:
+    from ..bench.quality.settings import Config, Settings
 
 
 @grouped
@@ -67,21 +71,14 @@ def quality(
             raise InputError(f"{name} is {value}: give a whole number, 1 or more")
     if question not in settings.QUESTIONS:
         raise InputError(f"--question is {question!r}: choose window or after")
-    path = model.path()
-    if not path.is_file():
-        raise InputError(f"there is no model file {path}")
-    chosen = settings.Settings(
-        model=f"{path.name} ({path.stat().st_size} bytes)",
-        length=length,
+    configs = settings.configurations(
+        policy or settings.POLICIES, ratio, repair or settings.REPAIRS, layout, tau or [None]
+    )
+    path, threads = _path(model), _threads(model, workers, out)
+    chosen = replace(
+        _settings(model, length, configs, threads),
         seed=seed,
         question=question,
-        configs=settings.configurations(
-            policy or settings.POLICIES, ratio, repair or settings.REPAIRS, layout, tau or [None]
-        ),
-        threads=_threads(model, workers, out),
-        type_k=model.type_k.lower(),
-        type_v=model.type_v.lower(),
-        n_batch=model.n_batch,
         continuation=continuation,
         texts=tuple(str(t) for t in text),
     )
@@ -98,6 +95,30 @@ def quality(
         print_json(result)
     else:
         print(report.markdown(result))
+
+
+def _path(model: ModelOptions) -> Path:
+    path = model.path()
+    if not path.is_file():
+        raise InputError(f"there is no model file {path}")
+    return path
+
+
+def _settings(model: ModelOptions, length: int, configs: tuple[Config, ...], threads: int) -> Settings:
+    from ..bench.quality.settings import Settings
+
+    path = _path(model)
+    return Settings(
+        model=f"{path.name} ({path.stat().st_size} bytes)",
+        length=length,
+        seed=0,
+        question="window",
+        configs=configs,
+        threads=threads,
+        type_k=model.type_k.lower(),
+        type_v=model.type_v.lower(),
+        n_batch=model.n_batch,
+    )
 
 
 def _threads(model: ModelOptions, workers: int, out: Path) -> int:
@@ -130,11 +151,9 @@ def needle_grid(
 ) -> None:
     """Where is a hidden number still found? Accuracy over depth and length, with a heat map."""
     from ..bench import needle_grid as bench
-    from ..bench.quality import settings
-    from ..compression import Compression
+    from ..bench.quality import runner, settings
     from ..tasks.words import essay_sentences
     from .documents import read_document
-    from .generation import load
 
     model.check()
     for name, values in (("--samples", [samples]), ("--length", length)):
@@ -142,7 +161,8 @@ def needle_grid(
             raise InputError(f"{name} is {min(values)}: give a whole number, 1 or more")
     text = " ".join(essay_sentences()) if haystack is None else read_document(str(haystack))
     configs = settings.configurations(policy, ratio, repair or settings.REPAIRS)
-    llm = load(model, model.n_ctx or max(length) + 64, Compression())
+    chosen = _settings(model, max(length), configs, model.n_threads())
+    llm = runner.Bench(_path(model), chosen, settings.Wanted((), samples)).open()
     try:
         result = bench.run(llm, text, lengths=length, depths=depth, samples=samples, configs=configs, progress=note)
     finally:

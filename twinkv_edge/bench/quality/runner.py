@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ... import tasks
+from ... import models, tasks
 from ...errors import CacheStateError, InputError
 from ...llama import CompressedLlama
 from ...tasks import Request
@@ -43,6 +43,8 @@ class Bench:
                 n_threads=s.threads,
                 n_threads_batch=s.threads,
                 n_batch=s.n_batch,
+                # answers are taken back, and a sliding window has forgotten by then what stood before them
+                swa_full=bool(models.facts(str(self.model)).n_swa),
                 type_k=CACHE_TYPES[s.type_k],
                 type_v=CACHE_TYPES[s.type_v],
             )

@@ -77,6 +77,32 @@ def _tokens(llm: CompressedLlama, sample: Sample, settings: Settings) -> tuple[l
     return context, llm.tokenize(asked.encode(), add_bos=False, special=False)
 
 
+class Copies:
+    """The prefilled cache, to be reduced again and again.
+
+    By masks; or, where the cache is not in host memory, by evicting from a saved state.
+    """
+
+    def __init__(self, llm: CompressedLlama) -> None:
+        self._llm = llm
+        self._state = None if llm.kv.can_hide else llm.save_state()
+
+    def keep(self, plan: Plan) -> None:
+        """The whole cache again, but for what the plan leaves out."""
+        everything = bool(plan.retained.all())
+        if self._state is None:
+            self._llm.kv.mask(None if everything else plan.retained)
+            return
+        self._llm.load_state(self._state)
+        if not everything:
+            self._llm.kv.evict(plan.retained)
+
+    def give_back(self) -> None:
+        """Nothing is hidden any more."""
+        if self._state is None:
+            self._llm.kv.mask(None)
+
+
 def _distinct(made: Sequence[Plan]) -> list[int]:
     """For every plan the first one that keeps the very same tokens."""
     first: dict[bytes, int] = {}
@@ -88,10 +114,11 @@ def _answered(llm: CompressedLlama, sample: Sample, suffix: list[int], made: Seq
     texts: dict[int, str] = {}
     earlier: list[list[int]] = []
     outcomes = []
+    copy = Copies(llm)
     try:
         for number, (plan, same) in enumerate(zip(made, _distinct(made), strict=True)):
             if same == number:
-                llm.kv.mask(None if plan.retained.all() else plan.retained)
+                copy.keep(plan)
                 texts[number] = answers.greedy(
                     llm,
                     suffix,
@@ -102,7 +129,7 @@ def _answered(llm: CompressedLlama, sample: Sample, suffix: list[int], made: Seq
             score = metric.judge(texts[same], sample.answers, sample.classes)
             outcomes.append({"score": round(score, 4), "swaps": plan.swaps, "text": texts[same]})
     finally:
-        llm.kv.mask(None)
+        copy.give_back()
     return outcomes
 
 
@@ -113,13 +140,14 @@ def _continued(llm: CompressedLlama, sample: Sample, suffix: list[int], made: Se
     full = np.empty((len(further), llm.n_vocab()), dtype=np.float32)
     found: dict[int, answers.Likelihood] = {}
     outcomes = []
+    copy = Copies(llm)
     try:
         for number, (plan, same) in enumerate(zip(made, _distinct(made), strict=True)):
             if same == number:
-                llm.kv.mask(None if plan.retained.all() else plan.retained)
+                copy.keep(plan)
                 found[number] = answers.likelihood(llm, suffix[-1], further, full, is_full=number == 0)
             each = found[same]
             outcomes.append({"nll": round(each.nll, 6), "kl": round(each.kl, 6), "swaps": plan.swaps})
     finally:
-        llm.kv.mask(None)
+        copy.give_back()
     return outcomes
