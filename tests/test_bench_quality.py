@@ -277,6 +277,7 @@ def test_needle_grid(run: Run, licence_text: str, tmp_path: Path) -> None:
     assert run("bench", "needle-grid", str(haystack), "--depth", "2").code == 2
 
 
+@pytest.mark.slow
 def test_workers_measure_the_same_and_ctrl_c_leaves_a_file_that_goes_on(run: Run, tmp_path: Path) -> None:
     alone, shared = tmp_path / "alone.jsonl", tmp_path / "shared.jsonl"
     options = ["bench", "quality", "--task", "fwe", "--samples", "3", "--length", "400", "--policy", "knorm"]
