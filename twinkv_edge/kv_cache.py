@@ -205,6 +205,29 @@ class KVCache:
         for index, layer in enumerate(self.layers):
             self._tap.hide(layer.tap_index, np.ascontiguousarray(self._cells.hidden(index), dtype=np.uint8))
 
+    def mask(self, retained: npt.NDArray[np.bool_] | None) -> None:
+        """Hides from every head the cells that are not marked, without evicting them: attention is as after
+        `evict(retained)`, and mask(None) takes it back. For comparing many sets on one cache.
+
+        Args:
+            retained: bool [L, H, n_cells], or None. Tokens decoded later are seen by all heads.
+
+        Raises:
+            InputError: Wrong shape or type, or a head keeps nothing.
+            CacheStateError: The cache is empty, or was evicted from before.
+            UnsupportedModelError: The cache is not in host memory.
+        """
+        if not self.can_hide:
+            raise UnsupportedModelError("cells can be hidden only where the cache is in host memory: evict instead")
+        if self._cells.table is not None:
+            raise CacheStateError("only a cache from which nothing was evicted can be masked")
+        if retained is None:
+            self._hide()
+            return
+        self._kept_cells(retained)
+        for layer, keep in zip(self.layers, retained, strict=True):
+            self._tap.hide(layer.tap_index, np.ascontiguousarray(~keep, dtype=np.uint8))
+
     def _move(self, index: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Moves the kept cells to the front; returns the positions llama.cpp has for them afterwards.
 

@@ -77,20 +77,28 @@ def make_plan(kv: KVCache, cfg: Compression, tau: float, progress: Progress | No
         CacheStateError: The cache is empty, or holds keys that are not finite; queries that the policy needs were not
             captured; or one set for all heads is wanted of a cache whose heads hold different tokens already.
     """
+    policy, keep, plan = begin(kv, cfg, tau)
+    if plan.retained.all():
+        return plan
+    (_plan_heads if cfg.layout == "head" else _plan_cells)(kv, cfg, policy, keep, tau, plan, progress)
+    _warn(plan.notes)
+    return plan
+
+
+def begin(kv: KVCache, cfg: Compression, tau: float) -> tuple[policies.Policy, int, Plan]:
+    """The policy, the tokens that each head keeps, and a plan to fill in: it keeps nothing yet, or everything where
+    there is nothing to evict. Raises as `make_plan` does.
+    """
     n = kv.n_cells
     if n == 0:
         raise CacheStateError("the cache is empty: evaluate a prompt before compressing it")
     keep = cfg.budget(n)
     policy = make_policy(cfg, tau, kv.model)
-    if keep == n:
-        return Plan(np.ones((kv.n_layers, kv.n_head_kv, n), dtype=np.bool_))
-    plan = Plan(np.zeros((kv.n_layers, kv.n_head_kv, n), dtype=np.bool_))
-    if policy.ragged and (reason := _why_uniform(kv, cfg)):
+    plan = Plan(np.full((kv.n_layers, kv.n_head_kv, n), keep == n, dtype=np.bool_))
+    if keep < n and policy.ragged and (reason := _why_uniform(kv, cfg)):
         plan.notes.append(f"every head keeps the same number of tokens: {reason}")
         policy.ragged = False
-    (_plan_heads if cfg.layout == "head" else _plan_cells)(kv, cfg, policy, keep, tau, plan, progress)
-    _warn(plan.notes)
-    return plan
+    return policy, keep, plan
 
 
 def _why_uniform(kv: KVCache, cfg: Compression) -> str:
@@ -106,7 +114,10 @@ def _why_uniform(kv: KVCache, cfg: Compression) -> str:
     return ""
 
 
-def _checked_parts(kv: KVCache, cfg: Compression, notes: list[str], progress: Progress | None) -> Iterator[views.Part]:
+def checked_parts(
+    kv: KVCache, cfg: Compression, notes: list[str], progress: Progress | None = None
+) -> Iterator[views.Part]:
+    """Every layer in its parts; raises CacheStateError where a key is not finite or has no length."""
     for index in range(kv.n_layers):
         for part in views.parts(kv, index, cfg.key_space, notes):
             views.check_keys(part.view)
@@ -125,32 +136,48 @@ def _plan_heads(
     progress: Progress | None,
 ) -> None:
     left = keep * kv.n_layers * kv.n_head_kv
-    for part in _checked_parts(kv, cfg, plan.notes, progress):
-        layer = part.view
+    for part in checked_parts(kv, cfg, plan.notes, progress):
         with plan.timed("score"):
-            always = select.protected(layer.positions, kv.n_tokens, cfg.n_sink, cfg.n_recent)
-            scores = policy.score(layer)
-            budgets = _budgets(cfg, policy, part, scores, keep, always)
-            retained = select.top(scores, budgets, always)
-            left -= int(budgets.sum())
-        if cfg.repair != "none":
-            with plan.timed("repair"):
-                done = repair(
-                    layer.compared_keys,
-                    retained,
-                    tau=tau,
-                    local_window=cfg.local_window,
-                    n_sink=cfg.n_sink,
-                    n_recent=cfg.n_recent,
-                    mode=cfg.repair,
-                    positions=layer.positions,
-                )
-                retained = done.retained
-                plan.swaps += int(np.sum(done.n_swaps))
-                plan.orphans += int(np.sum(done.n_orphans))
-                plan.donors += int(np.sum(done.n_donors))
-                plan.backend = done.backend
-        plan.retained[layer.index][part.heads, part.cells] = retained
+            retained = select_part(kv, cfg, policy, part, policy.score(part.view), keep)
+        left -= int(retained.sum())
+        plan.retained[part.view.index][part.heads, part.cells] = repair_part(cfg, part, retained, tau, plan)
+    check_total(cfg, policy, left)
+
+
+def select_part(
+    kv: KVCache, cfg: Compression, policy: policies.Policy, part: views.Part, scores: npt.NDArray[np.float32], keep: int
+) -> npt.NDArray[np.bool_]:
+    """What a policy keeps of a part of a layer by its scores, bool [H, n]; raises InputError for impossible budgets."""
+    always = select.protected(part.view.positions, kv.n_tokens, cfg.n_sink, cfg.n_recent)
+    return select.top(scores, _budgets(cfg, policy, part, scores, keep, always), always)
+
+
+def repair_part(
+    cfg: Compression, part: views.Part, retained: npt.NDArray[np.bool_], tau: float, plan: Plan
+) -> npt.NDArray[np.bool_]:
+    """The set after the repair that is asked for, bool [H, n]; the plan counts what it did."""
+    if cfg.repair == "none":
+        return retained
+    with plan.timed("repair"):
+        done = repair(
+            part.view.compared_keys,
+            retained,
+            tau=tau,
+            local_window=cfg.local_window,
+            n_sink=cfg.n_sink,
+            n_recent=cfg.n_recent,
+            mode=cfg.repair,
+            positions=part.view.positions,
+        )
+        plan.swaps += int(np.sum(done.n_swaps))
+        plan.orphans += int(np.sum(done.n_orphans))
+        plan.donors += int(np.sum(done.n_donors))
+        plan.backend = done.backend
+    return done.retained
+
+
+def check_total(cfg: Compression, policy: policies.Policy, left: int) -> None:
+    """Raises InputError where an uneven policy kept more than the ratio leaves: `left` of it is unused."""
     if policy.ragged and left < 0:
         raise InputError(f"policy {cfg.policy!r} gives its heads {-left} tokens more than the ratio leaves them")
 
@@ -201,7 +228,7 @@ def _plan_cells(
             )
     always = select.protected(positions, kv.n_tokens, cfg.n_sink, cfg.n_recent)
     ballot = select.Ballot(kv.n_cells)
-    for part in _checked_parts(kv, cfg, plan.notes, progress):
+    for part in checked_parts(kv, cfg, plan.notes, progress):
         with plan.timed("score"):
             layer_scores = policy.score(part.view)
             ballot.add(select.top(layer_scores, keep, np.broadcast_to(always, layer_scores.shape)), layer_scores)

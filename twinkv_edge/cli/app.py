@@ -12,7 +12,7 @@ import typer
 
 from .._version import __version__
 from ..errors import TwinKVError
-from . import bench, bench_session, benches, probe
+from . import bench, bench_quality, bench_session, benches, probe
 from .ask import ask
 from .calibrate import calibrate
 from .chat import chat
@@ -63,7 +63,15 @@ app.command()(models)
 app.command()(policies)
 app.command()(serve)
 app.command()(doctor)
-for measurement in (benches.memory, benches.speed, benches.kernels, benches.needle, bench_session.session):
+for measurement in (
+    benches.memory,
+    benches.speed,
+    benches.kernels,
+    benches.needle,
+    bench_quality.quality,
+    bench_quality.needle_grid,
+    bench_session.session,
+):
     bench.app.command()(measurement)
 app.add_typer(bench.app, name="bench")
 app.add_typer(probe.app, name="probe")
