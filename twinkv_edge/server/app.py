@@ -160,7 +160,7 @@ class _Recorder:
         self.prompt: str | list[int] = []
 
     def tokenize(self, *args: Any, **kwargs: Any) -> list[int]:
-        return self._llm.tokenize(*args, **kwargs)  # type: ignore[no-any-return]
+        return self._llm.tokenize(*args, **kwargs)
 
     def create_completion(self, prompt: str | list[int], **_: Any) -> Iterator[Any]:
         self.prompt = prompt
