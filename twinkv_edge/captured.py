@@ -10,7 +10,7 @@ from .errors import CacheStateError, InputError
 from .policies.base import FloatArray, Needs, Statistics, Window
 
 if TYPE_CHECKING:
-    from .kv_cache import Layer
+    from .layers import Layer
 
 SKIPPED = 4  # first tokens left out of the statistics: sinks, whose queries are like no others (KVPress does the same)
 HELD = 64  # queries held at least, so that statistics and sums survive a few tokens being taken back

@@ -5,42 +5,22 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
+from . import layers
 from ._install import native
 from .cells import Cells, Snapshot
 from .errors import CacheStateError, InputError, UnsupportedModelError
-from .key_space import Rotation
+from .layers import Layer
 from .report import CompressionReport, Footprint
 
 SEQ_ID = 0  # llama_cpp.Llama keeps its conversation in sequence 0
 SPARE_SEQ = 1  # empty but for a moment during eviction
 RELEASE_STEP = 256  # freed cells worth a system call
-
-
-@dataclass(frozen=True)
-class Layer:
-    """Facts of one evictable layer, as its graph shows them. `il` is llama.cpp's number of the layer."""
-
-    tap_index: int
-    il: int
-    n_head: int
-    n_head_kv: int
-    head_dim_k: int
-    head_dim_v: int
-    type_k: int
-    type_v: int
-    v_transposed: bool
-    is_host: bool
-    n_cells: int
-    kq_scale: float
-    softcap: float
-    rotation: Rotation
 
 
 class KVCache:
@@ -356,26 +336,14 @@ class KVCache:
             raise UnsupportedModelError(
                 "no attention layer with a KV cache was seen: the model is recurrent, hybrid, MLA or an encoder"
             )
-        blob = self.sequence_state()
-        n_layer = native.state_inspect(blob)["n_layer"]
-        indices = np.empty(n_layer, dtype=np.int32)
-        native.state_match(self._tap, blob, indices)
-        self.layers = tuple(_layer(self._tap, int(i)) for i in indices)
-        shapes = {(x.n_head_kv, x.head_dim_k, x.head_dim_v) for x in self.layers}
-        if len(shapes) > 1:
-            raise UnsupportedModelError(f"KV heads differ from layer to layer ({sorted(shapes)})")
+        self.layers = layers.match(self._tap, self.sequence_state())
         self._cells = Cells(self.n_layers, self.n_head_kv)
+        known = {layer.tap_index for layer in self.layers}
         for index in range(self._tap.n_layers):
-            self._tap.watch(index, index in indices)
+            self._tap.watch(index, index in known)
         llama_cpp.llama_memory_clear(self._memory, False)
         self._tap.reset()
         self.release()
-
-
-def _layer(tap: Any, index: int) -> Layer:
-    f = tap.layer(index)
-    names = [name for name in Layer.__dataclass_fields__ if name not in ("tap_index", "rotation")]
-    return Layer(tap_index=index, rotation=Rotation(f["rope"], f["hadamard"]), **{name: f[name] for name in names})
 
 
 def _address(ctx: Any) -> int:
