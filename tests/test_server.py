@@ -20,7 +20,7 @@ import pytest
 openai = pytest.importorskip("openai")
 pytest.importorskip("llama_cpp.server.app", exc_type=ImportError)
 
-import httpx  # noqa: E402  (comes with the server's packages or the client)
+import httpx  # noqa: E402
 
 import twinkv_edge as tk  # noqa: E402
 from twinkv_edge.cli.generation import prefill  # noqa: E402
