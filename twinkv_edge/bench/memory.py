@@ -35,25 +35,24 @@ class Configuration:
     compression: dict[str, Any] = field(default_factory=dict)
 
 
-def configurations(n_tokens: int, policy: str = "knorm", ratios: Sequence[float] = (0.5, 0.7)) -> list[Configuration]:
-    """The default comparison: three cache types as they are, then ours, evicted after and during prefill."""
-    plain = [Configuration(f"llama.cpp {t}", "llama.cpp", t) for t in ("f16", "q8_0", "q4_0")]
-    ours = [
-        Configuration(f"{policy} {ratio} {t}", "twinkv_edge", t, {"policy": policy, "ratio": ratio})
-        for t in ("f16", "q8_0", "q4_0")
-        for ratio in ratios
-    ]
+def configurations(
+    n_tokens: int,
+    policy: str = "knorm",
+    ratios: Sequence[float] = (0.5, 0.7),
+    types: Sequence[str] = ("f16", "q8_0", "q4_0"),
+) -> list[Configuration]:
+    """Caches of every type: as they are, evicted from by every ratio after prefill, and during it."""
     target = max(1024, n_tokens // 8)
-    bounded = [
-        Configuration(
-            f"{policy} bounded {target} {t}",
-            "twinkv_edge",
-            t,
-            {"policy": policy, "target_tokens": target, "prefill": "bounded"},
-        )
-        for t in ("f16", "q8_0")
+    bounded = {"policy": policy, "target_tokens": target, "prefill": "bounded"}
+    return [
+        *(Configuration(f"llama.cpp {t}", "llama.cpp", t) for t in types),
+        *(
+            Configuration(f"{policy} {ratio} {t}", "twinkv_edge", t, {"policy": policy, "ratio": ratio})
+            for t in types
+            for ratio in ratios
+        ),
+        *(Configuration(f"{policy} bounded {target} {t}", "twinkv_edge", t, bounded) for t in types),
     ]
-    return plain + ours + bounded
 
 
 def _child(job: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import typer
 
 from ..compression import Compression
 from ..errors import InputError
-from .options import AsJson, ModelOptions, grouped
+from ..models.ggml_types import CACHE_TYPES
+from .options import AsJson, ModelOptions, choice, grouped
 from .output import note, print_json
 
 PlotFile = Annotated[Path | None, typer.Option("--plot", help="Write a picture (PNG) here too.", metavar="PNG")]
@@ -53,6 +54,10 @@ def memory(
     tokens: Annotated[int, typer.Option(help="Tokens of the document.")] = 7168,
     more: Annotated[int, typer.Option(help="Tokens decoded after it.")] = 512,
     policy: Annotated[str, typer.Option(help="Eviction policy.")] = "knorm",
+    ratio: Annotated[list[float], typer.Option(help="Fraction removed; may be repeated.")] = [0.5, 0.7],  # noqa: B006
+    cache_type: Annotated[
+        list[str], typer.Option(help="Type of keys and values; may be repeated.", metavar=choice(CACHE_TYPES))
+    ] = ["f16", "q8_0", "q4_0"],  # noqa: B006 (typer)
     like: Like = None,
     layers: Layers = None,
     limits: Annotated[
@@ -76,7 +81,7 @@ def memory(
         n_after=more,
         n_batch=model.n_batch,
         threads=threads,
-        which=bench.configurations(tokens, policy),
+        which=bench.configurations(tokens, policy, ratio, cache_type),
         of_layers=shape_of(like).n_layer if like else None,
         progress=_say,
     )
