@@ -42,6 +42,15 @@ def test_chat() -> None:
     assert tokens[2] > 128 >= max(cells)
 
 
+def test_session(document: str) -> None:
+    assert "loaded in" in run("session.py", document, QUESTION, "0.2").stderr
+
+
+@pytest.mark.slow
+def test_session_of_a_long_document() -> None:
+    assert "code for the north depot is 9152860" in run("session.py").stdout
+
+
 def test_compare_policies(document: str) -> None:
     lines = run("compare_policies.py", document).stdout.splitlines()
     table = [[float(word) for word in line.split()[1:]] for line in lines[2:]]

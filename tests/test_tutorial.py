@@ -26,7 +26,7 @@ def test_tutorial(tmp_path: Path) -> None:
         if shutil.which(needed) is None:
             pytest.skip(f"needs {needed}")
     blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 10
+    assert len(blocks) == 12
     # the page's port may be taken here
     script = "set -euo pipefail\ntrap 'kill ${server:-} 2>/dev/null || true' EXIT\n" + "".join(
         f"printf '\\n== %s\\n' {number}\n{block}" for number, block in enumerate(blocks)
@@ -37,11 +37,14 @@ def test_tutorial(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     said = re.split(r"^== \d+\n", done.stdout, flags=re.MULTILINE)[1:]
-    doctor, _, asked, policies, answered, chatted, health, served, _, scripted = said
+    doctor, _, asked, policies, answered, kept, _, chatted, health, served, _, scripted = said
     assert "error" not in doctor
     assert "5820493" in asked
     assert "snapkv" in policies
     assert "5820493" in answered
+    assert "5820493" in kept
+    assert "a whole session" in kept
+    assert (tmp_path / "station.html").stat().st_size > 50_000
     assert "5820493" in chatted
     assert "cells in use" in chatted
     assert health.strip() == '{"status":"ok"}'
