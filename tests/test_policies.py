@@ -14,8 +14,8 @@ from twinkv_edge import policies
 from twinkv_edge.errors import InputError
 
 
-# llama.cpp rounds activations to 8 bits, and its kernels for AVX-512 and for AVX2 round them apart: of the same counts of
-# the same keys 99.1 % agree at tau 0.90 on the one, 98.996 % on the other. The F32 model below has no such rounding.
+# llama.cpp rounds activations to 8 bits, and its kernels for AVX-512 and for AVX2 do so differently: on the one 99.1 %
+# of the counts agree at tau 0.90, on the other 98.996 %. The F32 model below has no such rounding.
 @pytest.mark.parametrize(("tau", "share"), [(0.90, 0.985), (0.85, 0.92)])
 def test_twin_counts_of_the_cache_agree_with_the_peer(
     tau: float, share: float, evaluated: tk.CompressedLlama, golden: Any

@@ -28,6 +28,7 @@ def policies(json: AsJson = False) -> None:
     if json:
         print_json({"policies": rows})
         return
+    width = max(map(len, found))
     for row in rows:
         origin = f" (third party: {row['module']})" if row["third_party"] else ""
-        print(f"{row['name']:<15} {row['summary']}{origin}")
+        print(f"{row['name']:<{width}} {row['summary']}{origin}")
