@@ -76,11 +76,9 @@ def calibrate(
 
 def shortfall(n_tokens: int) -> str:
     """Why a text of so many tokens cannot be used, or nothing."""
-    return (
-        ""
-        if n_tokens >= MIN_TOKENS
-        else (f"{n_tokens} tokens are too few to find main directions: give at least {MIN_TOKENS}")
-    )
+    if n_tokens >= MIN_TOKENS:
+        return ""
+    return f"{n_tokens} tokens are too few to find main directions: give at least {MIN_TOKENS}"
 
 
 def _moments(

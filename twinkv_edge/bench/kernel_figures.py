@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import twins
-from ..errors import InputError
+from ..plotting import pyplot
 
 __all__ = ["Figure", "figures", "markdown", "plot"]
 
@@ -103,13 +103,7 @@ def plot(result: dict[str, Any], path: str | Path) -> None:
     Raises:
         InputError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError as e:
-        raise InputError("plots need matplotlib: pip install 'twinkv-edge[bench]'") from e
+    plt = pyplot()
     dims = sorted({row["d"] for row in result["rows"]})
     fig, axes = plt.subplots(1, len(dims), figsize=(6 * len(dims), 5), layout="constrained", squeeze=False)
     for ax, d in zip(axes[0], dims, strict=True):

@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import models
 from ..errors import InputError, TwinKVError
+from ..plotting import pyplot
 from .memory_child import LIFE_AFTER
 
 MIB = 1 << 20
@@ -203,13 +204,7 @@ def plot(result: dict[str, Any], path: str | Path) -> None:
     Raises:
         InputError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError as e:
-        raise InputError("plots need matplotlib: pip install 'twinkv-edge[bench]'") from e
+    plt = pyplot()
     fig, ax = plt.subplots(figsize=(9, 5), layout="constrained")
     for r in result["rows"]:
         steps = range(len(r["life"]))

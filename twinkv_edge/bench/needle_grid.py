@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..llama import CompressedLlama
+from ..plotting import pyplot
 from ..tasks import Sample
 from ..tasks.base import largest
 from ..tasks.needle import sample, sentences
@@ -119,17 +120,11 @@ def plot(result: dict[str, Any], path: Path) -> None:
     Raises:
         InputError: matplotlib is not installed, or the file cannot be written.
     """
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError as e:
-        raise InputError("plots need matplotlib: pip install 'twinkv-edge[bench]'") from e
+    plt = pyplot()
     grids = result["grids"]
     columns = min(4, len(grids))
     rows = -(-len(grids) // columns)
-    figure, panels = pyplot.subplots(rows, columns, figsize=(2.8 * columns, 2.4 * rows), squeeze=False)
+    figure, panels = plt.subplots(rows, columns, figsize=(2.8 * columns, 2.4 * rows), squeeze=False)
     for panel in panels.flat[len(grids) :]:
         panel.axis("off")
     for panel, grid in zip(panels.flat, grids, strict=False):
@@ -148,4 +143,4 @@ def plot(result: dict[str, Any], path: Path) -> None:
     except OSError as e:
         raise InputError(f"cannot write {path}: {e.strerror}") from e
     finally:
-        pyplot.close(figure)
+        plt.close(figure)

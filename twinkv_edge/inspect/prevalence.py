@@ -13,6 +13,7 @@ import numpy.typing as npt
 from .. import twins, views
 from ..errors import CacheStateError, InputError
 from ..llama import CompressedLlama
+from ..plotting import pyplot
 
 SWEEP = (0.70, 0.75, 0.80, 0.85, 0.90, 0.95)
 
@@ -148,13 +149,7 @@ def plot(result: dict[str, Any], path: str | Path) -> None:
     Raises:
         InputError: matplotlib is not installed, or the file cannot be written.
     """
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError as e:
-        raise InputError("plots need matplotlib: pip install 'twinkv-edge[bench]'") from e
+    plt = pyplot()
     documents = result["documents"]
     sweep = len(documents[0]["sweep"]) > 1
     fig, axes = plt.subplots(

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from .. import policies, views
 from ..errors import InputError
 from ..llama import CompressedLlama
+from ..plotting import pyplot
 from ..policies.attention import window_attention
 from .rank import spearman
 from .samples import ProbeSample
@@ -178,13 +179,7 @@ def plot(result: dict[str, Any], path: str | Path) -> None:
     Raises:
         InputError: matplotlib is not installed, or the file cannot be written.
     """
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError as e:
-        raise InputError("plots need matplotlib: pip install 'twinkv-edge[bench]'") from e
+    plt = pyplot()
     chunks = result["chunks"]
     fig = plt.figure(figsize=(6.4, 5.6), layout="constrained")
     grid = fig.add_gridspec(2, 2, width_ratios=(4, 1), height_ratios=(1, 4))

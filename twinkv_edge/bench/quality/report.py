@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ...plotting import pyplot
 from .settings import ALONE
 from .tables import CONFIDENCE, FEWEST
 
@@ -132,19 +133,13 @@ def plot(result: dict[str, Any], path: Path) -> None:
     """
     from ...errors import InputError
 
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError as e:
-        raise InputError("plots need matplotlib: pip install 'twinkv-edge[bench]'") from e
+    plt = pyplot()
     likelihoods = not result["rows"]
     rows = result["continuation"] if likelihoods else result["rows"]
     if not rows:
         raise InputError("there are no results to draw")
     ratios = sorted({r["ratio"] for r in rows})
-    figure, panels = pyplot.subplots(1, len(ratios), figsize=(4.6 * len(ratios), 3.4), sharey=True, squeeze=False)
+    figure, panels = plt.subplots(1, len(ratios), figsize=(4.6 * len(ratios), 3.4), sharey=True, squeeze=False)
     for panel, ratio in zip(panels[0], ratios, strict=True):
         _bars(panel, [r for r in rows if r["ratio"] == ratio], likelihoods)
         panel.set_title(f"{100 * ratio:g} % evicted")
@@ -158,7 +153,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     except OSError as e:
         raise InputError(f"cannot write {path}: {e.strerror}") from e
     finally:
-        pyplot.close(figure)
+        plt.close(figure)
 
 
 def _bars(panel: Any, rows: list[dict[str, Any]], likelihoods: bool) -> None:
