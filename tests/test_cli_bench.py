@@ -58,7 +58,7 @@ def test_memory(run: Run, qwen3_tiny: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "memory.png"
     options = ["--model", qwen3_tiny, "--tokens", "1400", "--more", "8", "--n-ctx", "2048", "--n-batch", "128"]
-    options += ["--ratio", "0.5", "--cache-type", "f16", "--cache-type", "q8_0", "--no-limits"]
+    options += ["--ratio", "0.5", "--cache-type", "f16", "--cache-type", "q8_0", "--no-limits", "--no-peers"]
     found = run("bench", "memory", *options, "--plot", str(picture), "--json").json
     assert [r["kind"] for r in found["rows"]] == 2 * ["llama.cpp"] + 4 * ["twinkv_edge"]
     assert picture.read_bytes().startswith(b"\x89PNG")

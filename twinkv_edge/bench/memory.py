@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 from .. import models
 from ..errors import InputError, TwinKVError
 from ..plotting import pyplot
+from . import memory_peer
 from .memory_child import LIFE_AFTER
 
 MIB = 1 << 20
@@ -25,9 +27,9 @@ class Configuration:
 
     Attributes:
         name: What tables and plots call it.
-        kind: "llama.cpp" (llama_cpp.Llama as it is) or "twinkv_edge".
+        kind: "llama.cpp" (llama_cpp.Llama as it is), "twinkv_edge" or "kvpress".
         cache_type: Type of K and V rows by ggml's name.
-        compression: Fields of `Compression`, for kind "twinkv_edge".
+        compression: Fields of `Compression`, for kind "twinkv_edge"; the ratio alone, for "kvpress".
     """
 
     name: str
@@ -56,10 +58,34 @@ def configurations(
     ]
 
 
-def _child(job: dict[str, Any]) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "twinkv_edge.bench.memory_child"], input=json.dumps(job), capture_output=True, text=True
-    )
+def peers(
+    model: str | Path, ratios: Sequence[float] = (0.5, 0.7), wanted: bool | None = None
+) -> tuple[list[Configuration], str | None]:
+    """KVPress by every ratio: always knorm, in bfloat16.
+
+    Args:
+        wanted: None takes it where it is installed and runs this model.
+
+    Returns:
+        The configurations, and why there are none although it is installed.
+
+    Raises:
+        InputError: It is wanted and cannot run; the message says why and what to do.
+    """
+    if wanted is False or (wanted is None and memory_peer.missing()):
+        return [], None
+    why = memory_peer.why_not(model)
+    if why and wanted:
+        raise InputError(f"cannot measure KVPress: {why}")
+    if why:
+        return [], f"without KVPress: {why}"
+    name = "KVPress knorm {} (PyTorch, bfloat16)"
+    return [Configuration(name.format(ratio), "kvpress", "bf16", {"ratio": ratio}) for ratio in ratios], None
+
+
+def _child(job: dict[str, Any], peer: bool = False) -> dict[str, Any]:
+    module = f"twinkv_edge.bench.{'memory_peer' if peer else 'memory_child'}"
+    done = subprocess.run([sys.executable, "-m", module], input=json.dumps(job), capture_output=True, text=True)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise TwinKVError(f"{job.get('name', job['kind'])}: {last}")
@@ -85,7 +111,8 @@ def run(
         of_layers: Layers of the real model, where `model` is its shape with fewer: caches are scaled up to it as well.
 
     Returns:
-        {"model", "n_layer", "of_layers", "n_ctx", "n_tokens", "weights_bytes", "rows": [...]}; bytes over the weights
+        {"model", "n_layer", "of_layers", "n_ctx", "n_tokens", "weights_bytes", "peer_weights_bytes", "rows": [...]};
+        bytes over the weights, for kind "kvpress" over those that it holds itself
         (peak_prefill, created, prefilled, evicted, end), bytes of the cache (cache_*; llama.cpp's own is touched whole
         when it is made), those of all of_layers (whole_*), and times.
 
@@ -101,16 +128,20 @@ def run(
     facts = models.facts(model)
     scale = 1 if of_layers is None else of_layers / facts.n_layer
     base = _child({**common, "kind": "weights"})["process"] or 0
+    peer_base = None
+    if any(c.kind == "kvpress" for c in chosen):
+        peer_base = _child({**common, "kind": "weights", "name": "KVPress"}, peer=True)["process"] or 0
     rows = []
     for number, c in enumerate(chosen):
         if progress:
             progress(c.name, number, len(chosen))
         job = {"kind": c.kind, "name": c.name, "type_k": c.cache_type, "type_v": c.cache_type}
-        result = _child({**common, **job, "compression": c.compression})
+        peer = c.kind == "kvpress"
+        result = _child({**common, **job, "compression": c.compression}, peer)
         whole = sum(facts.bytes_per_token(c.cache_type, c.cache_type)) * n_ctx
-        rows.append(_row(c, result, base, whole, scale))
+        rows.append(_row(c, result, (peer_base or 0) if peer else base, whole, scale))
     about = {"model": facts.name, "n_layer": facts.n_layer, "of_layers": of_layers}
-    return {**common, **about, "weights_bytes": base, "rows": rows}
+    return {**common, **about, "weights_bytes": base, "peer_weights_bytes": peer_base, "rows": rows}
 
 
 def _row(c: Configuration, result: dict[str, Any], base: int, whole: int, scale: float) -> dict[str, Any]:
@@ -128,6 +159,9 @@ def _row(c: Configuration, result: dict[str, Any], base: int, whole: int, scale:
 
     evicted = last("evicted") or last("prefill")
     caches = [x["cache"] for x in life if x["stage"] == "prefill" and x["cache"] is not None]
+    at_most = max(caches) if caches else None
+    # KVPress evicts layer by layer: only one is ever whole, so that more layers add what they keep
+    more_layers = evicted.get("cache") if c.kind == "kvpress" else at_most
     return {
         "name": c.name,
         "kind": c.kind,
@@ -140,10 +174,10 @@ def _row(c: Configuration, result: dict[str, Any], base: int, whole: int, scale:
         "end": over(last("end").get("process")),
         "cells": evicted.get("cells"),
         "cache_allocated": result["allocated"],
-        "cache_peak": max(caches) if caches else None,
+        "cache_peak": at_most,
         "cache_evicted": evicted.get("cache"),
         "cache_end": last("end").get("cache"),
-        "whole_peak": round(scale * max(caches)) if caches else None,
+        "whole_peak": None if at_most is None else round(at_most + (scale - 1) * (more_layers or 0)),
         "whole_evicted": round(scale * evicted["cache"]) if evicted.get("cache") is not None else None,
         "prefill_s": result["prefill_s"],
         "evict_s": result["evict_s"],
@@ -182,6 +216,11 @@ def markdown(result: dict[str, Any]) -> str:
             f"Measured with {result['n_layer']} of the model's {result['of_layers']} layers; the columns that say so "
             "are the cache scaled up to all of them."
         )
+    if result.get("peer_weights_bytes"):
+        lines.append(
+            f"KVPress holds the weights dequantized to bfloat16: the {result['peer_weights_bytes'] / MIB:.0f} of those "
+            "and of its libraries are subtracted from its rows."
+        )
     lines += [
         "",
         f"| configuration | {' | '.join(heads)} | cells | prefill s | evict s | decode ms |",
@@ -198,6 +237,15 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _steps(life: list[dict[str, Any]], batches: int) -> list[float]:
+    """Where each note stands in the plot: a prefill, whatever it was noted by, is as wide as its batches."""
+    widths = [1.0] * len(life)
+    reading = [i for i, x in enumerate(life) if x["stage"] == "prefill"]
+    for i in reading:
+        widths[i] = batches / len(reading)
+    return list(itertools.accumulate(widths))
+
+
 def plot(result: dict[str, Any], path: str | Path) -> None:
     """Resident memory over the life of a session, one line per configuration, as a PNG.
 
@@ -206,9 +254,10 @@ def plot(result: dict[str, Any], path: str | Path) -> None:
     """
     plt = pyplot()
     fig, ax = plt.subplots(figsize=(9, 5), layout="constrained")
+    batches = -(-result["n_tokens"] // result["n_batch"])
     for r in result["rows"]:
-        steps = range(len(r["life"]))
-        style = "--" if r["kind"] == "llama.cpp" else "-"
+        steps = _steps(r["life"], batches)
+        style = {"llama.cpp": "--", "kvpress": ":"}.get(r["kind"], "-")
         ax.plot(steps, [x["process"] / MIB for x in r["life"]], style, label=r["name"], linewidth=1.6)
     ax.set_xlabel(f"batches of {result['n_batch']} tokens, then eviction, then every 64 decoded tokens")
     ax.set_ylabel("MB in memory, weights subtracted")

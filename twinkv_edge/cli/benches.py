@@ -63,6 +63,9 @@ def memory(
     limits: Annotated[
         bool | None, typer.Option(help="Measure the bounds the cache is held to as well (default: without --like).")
     ] = None,
+    peers: Annotated[
+        bool | None, typer.Option(help="Measure KVPress on the same tokens as well (default: where it is installed).")
+    ] = None,
     plot: PlotFile = None,
     json: AsJson = False,
     model: ModelOptions,
@@ -74,6 +77,9 @@ def memory(
 
     model.check()
     threads, path = model.n_threads(), _path(model, like, layers, tokens + more)
+    kvpress, why_not = bench.peers(path, ratio, peers)
+    if why_not:
+        note(why_not)
     result = bench.run(
         path,
         n_ctx=model.n_ctx or 8192,
@@ -81,7 +87,7 @@ def memory(
         n_after=more,
         n_batch=model.n_batch,
         threads=threads,
-        which=bench.configurations(tokens, policy, ratio, cache_type),
+        which=[*bench.configurations(tokens, policy, ratio, cache_type), *kvpress],
         of_layers=shape_of(like).n_layer if like else None,
         progress=_say,
     )
