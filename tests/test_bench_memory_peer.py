@@ -62,14 +62,15 @@ def test_its_own_weights_and_layers_are_counted() -> None:
 
 def test_on_a_small_model(qwen3_tiny: str) -> None:
     pytest.importorskip("kvpress", reason="needs pip install 'twinkv-edge[peers]'")
-    chosen, _ = memory.peers(qwen3_tiny, [0.5], wanted=True)
-    result = memory.run(qwen3_tiny, n_ctx=512, n_tokens=300, n_after=64, threads=1, which=chosen)
-    (row,) = result["rows"]
+    (chosen,), _ = memory.peers(qwen3_tiny, [0.5], wanted=True)
+    job = {"kind": chosen.kind, "model": qwen3_tiny, "n_tokens": 300, "n_after": 64, "threads": 1}
+    result = memory._child({**job, "compression": chosen.compression}, peer=True)
+    row = memory._row(chosen, result, base=0, whole=0, scale=1)
     cell = sum(tk.models.facts(qwen3_tiny).bytes_per_token("bf16", "bf16"))
     assert row["cells"] == 150
     assert row["cache_evicted"] == 150 * cell
     assert row["cache_peak"] == row["cache_evicted"] + 150 * cell // 4  # the last of 4 layers, still whole
     assert row["cache_end"] == (150 + 64) * cell
     assert row["decode_ms"] > 0
-    assert result["peer_weights_bytes"] > result["weights_bytes"]
-    assert "KVPress holds the weights" in memory.markdown(result)
+    if "linux" in sys.platform:
+        assert row["peak_prefill"] >= row["prefilled"] - memory.MIB

@@ -54,8 +54,15 @@ def open_model(job: dict[str, Any]) -> Any:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     path = Path(job["model"])
+    facts = models.facts(path)
+    # transformers reads no attention.key_length; the other configurations have no such field
+    shape = {"head_dim": facts.head_dim_k} if facts.architecture in ("llama", "qwen3") else {}
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        str(path.parent), gguf_file=path.name, dtype=torch.bfloat16, attn_implementation="sdpa"
+        str(path.parent),
+        gguf_file=path.name,
+        dtype=torch.bfloat16,
+        attn_implementation="sdpa",
+        **shape,
     ).eval()
     trim()
     return model
