@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from .errors import InputError
 
-RepairMode = Literal["none", "paper", "consistent"]
+RepairMode = Literal["auto", "none", "paper", "consistent", "coverage"]
 Layout = Literal["head", "cell"]
 Prefill = Literal["full", "bounded"]
 KeySpace = Literal["rope", "unrotated", "pair_norm"]
@@ -46,14 +46,16 @@ class Compression:
     Attributes:
         policy: Name of the eviction policy (`twinkv_edge.policies.names()`).
         ratio: Fraction of the cache that is REMOVED, in [0, 1): the papers' rho (TwinKV, section 3.1).
-        repair: "paper" (TwinKV section 3.4, judged once), "consistent" (ours, re-judged after every swap) or "none".
+        repair: "coverage" (ours, the default of the head layout: no threshold, keys without RoPE), "paper" (TwinKV section
+            3.4, judged once; the cell layout always repairs so, by votes), "consistent" (its rule, judged again after
+            every swap) or "none". "auto" is "coverage", and "paper" in the cell layout.
         layout: "head": every layer and head keeps its own tokens; "cell": one set for all, chosen by votes.
         tau: Similarity above which two keys are twins; None: 0.85 for models with QK-norm, else 0.90 (section 4.4).
         local_window: Tokens nearer than this to each other are never twins (w of Eq. 2).
         n_sink: Leading tokens that are always kept.
         n_recent: Trailing tokens that are always kept: they carry the question.
         key_space: Which keys are compared: "rope" as cached, "unrotated" with RoPE taken back, "pair_norm" the norms of
-            the rotary pairs (invariant to any rotary schedule).
+            the rotary pairs (invariant to any rotary schedule). "coverage" takes RoPE back in any case.
         target_tokens: The budget K as a number of tokens; overrides `ratio`.
         prefill: "full": a prompt is evaluated whole before anything is evicted; "bounded": whenever the cache would
             pass target_tokens plus one batch it is evicted down to target_tokens: a prompt of any length fits.
@@ -67,7 +69,7 @@ class Compression:
 
     policy: str = "snapkv"
     ratio: float = 0.5
-    repair: RepairMode = "paper"
+    repair: RepairMode = "auto"
     layout: Layout = "head"
     tau: float | None = None
     local_window: int = 32
@@ -108,6 +110,18 @@ class Compression:
             )
         if self.policy == "none" and (self.prefill == "bounded" or self.trigger_tokens is not None):
             raise InputError("policy 'none' evicts nothing: choose another for bounded prefill or trigger_tokens")
+
+    @property
+    def repair_mode(self) -> str:
+        """The repair that is made: what "auto" stands for."""
+        if self.layout == "cell" and self.repair != "none":
+            return "paper"
+        return "coverage" if self.repair == "auto" else self.repair
+
+    @property
+    def repair_space(self) -> KeySpace:
+        """The key space in which the repair compares: coverage is about what a token says, not where it stands."""
+        return "unrotated" if self.repair_mode == "coverage" and self.key_space == "rope" else self.key_space
 
     def budget(self, n: int) -> int:
         """Tokens each head keeps of n: ceil((1 - ratio) * n), in integers, or target_tokens (at most n).

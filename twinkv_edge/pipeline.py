@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from . import policies, select, twins, views
 from .compression import Compression, kept_tokens
-from .errors import CacheStateError, InputError
+from .errors import CacheStateError, InputError, UnsupportedModelError
 from .kv_cache import KVCache
 from .repair import repair
 from .report import CompressionReport
@@ -138,9 +138,10 @@ def _plan_heads(
     left = keep * kv.n_layers * kv.n_head_kv
     for part in checked_parts(kv, cfg, plan.notes, progress):
         with plan.timed("score"):
-            retained = select_part(kv, cfg, policy, part, policy.score(part.view), keep)
+            scores = policy.score(part.view)
+            retained = select_part(kv, cfg, policy, part, scores, keep)
         left -= int(retained.sum())
-        plan.retained[part.view.index][part.heads, part.cells] = repair_part(cfg, part, retained, tau, plan)
+        plan.retained[part.view.index][part.heads, part.cells] = repair_part(cfg, part, retained, scores, tau, plan)
     check_total(cfg, policy, left)
 
 
@@ -153,27 +154,44 @@ def select_part(
 
 
 def repair_part(
-    cfg: Compression, part: views.Part, retained: npt.NDArray[np.bool_], tau: float, plan: Plan
+    cfg: Compression,
+    part: views.Part,
+    retained: npt.NDArray[np.bool_],
+    scores: npt.NDArray[np.float32],
+    tau: float,
+    plan: Plan,
 ) -> npt.NDArray[np.bool_]:
-    """The set after the repair that is asked for, bool [H, n]; the plan counts what it did."""
+    """The set after the repair that is asked for, bool [H, n], by the policy's scores; the plan counts what it did."""
     if cfg.repair == "none":
         return retained
     with plan.timed("repair"):
         done = repair(
-            part.view.compared_keys,
+            _repaired_keys(cfg, part.view),
             retained,
             tau=tau,
             local_window=cfg.local_window,
             n_sink=cfg.n_sink,
             n_recent=cfg.n_recent,
-            mode=cfg.repair,
+            mode=cfg.repair_mode,
             positions=part.view.positions,
+            priority=scores,
         )
         plan.swaps += int(np.sum(done.n_swaps))
         plan.orphans += int(np.sum(done.n_orphans))
         plan.donors += int(np.sum(done.n_donors))
         plan.backend = done.backend
     return done.retained
+
+
+def _repaired_keys(cfg: Compression, layer: policies.LayerView) -> npt.NDArray[np.float32]:
+    """The keys that the repair compares, float32 [H, n, d]: as they are where their rotation cannot be taken back."""
+    if cfg.repair_space == cfg.key_space:
+        return layer.compared_keys
+    try:
+        return layer.keys_in(cfg.repair_space)
+    except UnsupportedModelError as e:
+        layer.note(f"keys are compared with their rotation: {e}")
+        return layer.keys
 
 
 def check_total(cfg: Compression, policy: policies.Policy, left: int) -> None:
@@ -263,10 +281,10 @@ def carry_out(kv: KVCache, plan: Plan, cfg: Compression, tau: float) -> Compress
         donors=plan.donors,
         seconds={**plan.seconds, **report.seconds},
         policy=cfg.policy,
-        repair=cfg.repair,
+        repair=cfg.repair_mode,
         layout=cfg.layout,
         tau=tau,
-        key_space=cfg.key_space,
+        key_space=cfg.repair_space,
         backend=plan.backend,
         notes=tuple(plan.notes),
     )

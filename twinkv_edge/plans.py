@@ -75,12 +75,12 @@ def _fill(kv: KVCache, group: Iterable[_Open]) -> None:
             if each.kept_alike not in kept:
                 found = scores[each.scored_alike]
                 kept[each.kept_alike] = pipeline.select_part(kv, each.cfg, each.policy, part, found, each.keep)
-            _put(each, part, kept[each.kept_alike])
+            _put(each, part, kept[each.kept_alike], scores[each.scored_alike])
     for each in group:
         pipeline.check_total(each.cfg, each.policy, each.left)
 
 
-def _put(each: _Open, part: views.Part, kept: npt.NDArray[np.bool_]) -> None:
+def _put(each: _Open, part: views.Part, kept: npt.NDArray[np.bool_], scores: npt.NDArray[np.float32]) -> None:
     each.left -= int(kept.sum())
-    repaired = pipeline.repair_part(each.cfg, part, kept, each.tau, each.plan)
+    repaired = pipeline.repair_part(each.cfg, part, kept, scores, each.tau, each.plan)
     each.plan.retained[part.view.index][part.heads, part.cells] = repaired

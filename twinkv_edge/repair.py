@@ -10,6 +10,11 @@ all be admitted.
 ``mode="consistent"`` judges again after every swap: orphans most severe first, none whose twin was just
 admitted; donors oldest first, none that is the last surviving twin of itself or of a token evicted before.
 After it, every token the repair evicted still has a twin in the retained set.
+``mode="coverage"`` has no threshold. A token is *covered* as well as the retained token most like it is like it. The
+least covered token outside comes in, judged against those that came in before it too; for it goes a token that others
+of the set, still there, cover better. Who goes first is decided by two rankings added up: what the policy thinks a
+token worth, and how well it is covered. At most ``share`` of the budget is swapped. It is meant for keys with RoPE
+taken back (`docs/quality.md`): what a token says then counts, not where it stands.
 """
 
 from __future__ import annotations
@@ -21,7 +26,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .backends import KeyBatch
+from . import coverage
+from .backends import KeyBatch, RepairSettings
 from .errors import InputError
 from .twins import (
     active_backend,
@@ -35,7 +41,8 @@ from .twins import (
 
 __all__ = ["MODES", "Repair", "repair"]
 
-MODES = ("paper", "consistent")
+MODES = ("paper", "consistent", "coverage")
+SHARE = 0.25  # of the budget, that coverage swaps at most (docs/quality.md: what was tried)
 
 
 @dataclass(frozen=True)
@@ -45,8 +52,8 @@ class Repair:
     Attributes:
         retained: bool ``[..., n]``, as many tokens per head as before.
         n_swaps: swaps made, int64 ``[...]`` (an int for a single head), as the next two.
-        n_orphans: orphans in the set given.
-        n_donors: donors in the set given.
+        n_orphans: orphans in the set given; for "coverage", tokens that some donor is covered better than.
+        n_donors: donors in the set given; for "coverage", those covered better than some token outside.
         backend: the backend that ran.
     """
 
@@ -61,12 +68,14 @@ def repair(
     keys: npt.ArrayLike,
     retained: npt.ArrayLike,
     *,
-    tau: float,
+    tau: float | None = None,
     local_window: int = 32,
     n_sink: int = 4,
     n_recent: int = 64,
     mode: str = "paper",
     positions: npt.ArrayLike | None = None,
+    priority: npt.ArrayLike | None = None,
+    share: float = SHARE,
     backend: str = "auto",
     n_threads: int | None = None,
 ) -> Repair:
@@ -75,12 +84,15 @@ def repair(
     Args:
         keys: float32 or float16 ``[..., n, d]``. A key whose norm is zero or not finite is never admitted.
         retained: bool ``[..., n]``; it is not changed.
-        tau: similarity from which on a token counts as covered, in (-1, 1].
+        tau: similarity from which on a token counts as covered, in (-1, 1]; "coverage" needs none.
         local_window: positions within which tokens are not compared.
         n_sink: tokens at positions below it are never evicted.
         n_recent: nor are those in the last ``n_recent`` positions.
-        mode: "paper" or "consistent" (see the module).
+        mode: "paper", "consistent" or "coverage" (see the module).
         positions: true positions, int32 ``[n]`` or ``[..., n]``, strictly ascending; None means 0..n-1.
+        priority: for "coverage", what retained tokens are worth, float32 ``[..., n]``: the policy's scores. Low ones go
+            first, NaN lowest. None: the older a token, the sooner it goes.
+        share: for "coverage", the largest part of a head's budget that is swapped, in [0, 1].
         backend, n_threads: as for :func:`twinkv_edge.twin_counts`.
 
     Raises:
@@ -90,38 +102,47 @@ def repair(
     mask = check_retained(retained, shape).reshape(batch.n_heads, batch.n)
     if mode not in MODES:
         raise InputError(f"no repair mode {mode!r}: choose one of {', '.join(MODES)}")
-    settings = _Settings(
+    if mode != "coverage" and tau is None:
+        raise InputError(f"mode {mode!r} needs tau, the similarity from which on tokens are twins (0.9, say)")
+    settings = RepairSettings(
         mode,
-        check_tau(tau),
+        check_tau(1.0 if tau is None else tau),
         check_window(local_window),
         check_window(n_sink, "n_sink"),
         check_window(n_recent, "n_recent"),
+        _check_share(share),
         check_threads(n_threads),
     )
+    worth = None if priority is None or mode != "coverage" else _check_priority(priority, shape).reshape(mask.shape)
     module = backend_module(backend)
     if hasattr(module, "repair"):
-        out, stats = module.repair(batch, mask, *settings.astuple())
+        out, stats = module.repair(batch, mask, settings, worth)
+    elif mode == "coverage":
+        out, stats = coverage.repair_all(module, batch, mask, settings, worth)
     else:
         out, stats = _repair_all(module, batch, mask, settings)
     swaps, orphans, donors = (stats[:, k].reshape(shape[:-1]) if shape[:-1] else int(stats[0, k]) for k in range(3))
     return Repair(out.reshape(shape), swaps, orphans, donors, active_backend(backend))
 
 
-@dataclass(frozen=True)
-class _Settings:
-    mode: str
-    tau: float
-    window: int
-    n_sink: int
-    n_recent: int
-    n_threads: int | None
+def _check_share(share: float) -> float:
+    if not (isinstance(share, int | float) and 0 <= share <= 1):
+        raise InputError(f"share is {share!r}: give the part of the budget that may be swapped, from 0 to 1")
+    return float(share)
 
-    def astuple(self) -> tuple[str, float, int, int, int, int | None]:
-        return self.mode, self.tau, self.window, self.n_sink, self.n_recent, self.n_threads
+
+def _check_priority(priority: npt.ArrayLike, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    values = np.asarray(priority)
+    if values.shape != shape or values.dtype.kind not in "fiu":
+        raise InputError(
+            f"priority must be numbers of the shape {list(shape)}, one per token, not {values.dtype} "
+            f"{list(values.shape)}"
+        )
+    return np.ascontiguousarray(values, dtype=np.float32)
 
 
 def _repair_all(
-    module: ModuleType, batch: KeyBatch, retained: npt.NDArray[np.bool_], s: _Settings
+    module: ModuleType, batch: KeyBatch, retained: npt.NDArray[np.bool_], s: RepairSettings
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """The repair on top of a backend's ``best_twin`` and ``twin_rows``, head by head."""
     best = module.best_twin(batch, retained, s.window, s.n_threads)
@@ -145,7 +166,7 @@ def _repair_all(
     return out, stats
 
 
-def _protected(positions: npt.NDArray[np.int32], s: _Settings) -> npt.NDArray[np.bool_]:
+def _protected(positions: npt.NDArray[np.int32], s: RepairSettings) -> npt.NDArray[np.bool_]:
     p = positions.astype(np.int64)
     protected: npt.NDArray[np.bool_] = (p < s.n_sink) | (p > p.max(initial=0) - s.n_recent)
     return protected
@@ -157,7 +178,7 @@ def _admit(
     head: int,
     by_severity: npt.NDArray[np.intp],
     limit: int,
-    s: _Settings,
+    s: RepairSettings,
 ) -> npt.NDArray[np.intp]:
     """Orphans that come in, most severe first, each unless a twin of its own came in before it."""
     admitted: list[np.intp] = []
@@ -181,7 +202,7 @@ def _release(
     donors: npt.NDArray[np.intp],
     retained: npt.NDArray[np.bool_],
     limit: int,
-    s: _Settings,
+    s: RepairSettings,
 ) -> npt.NDArray[np.intp]:
     """Donors that go, oldest first: while a twin stays, of theirs and of every token that went before."""
     released: list[np.intp] = []

@@ -78,11 +78,11 @@ def _view(
     def read(rows: Callable[[], FloatArray]) -> FloatArray:
         return _heads_first(rows()[cells][:, heads])
 
-    def transform(keys: FloatArray) -> FloatArray:
-        if space == "rope":
+    def transform(keys: FloatArray, into: str = space) -> FloatArray:
+        if into == "rope":
             return keys
         rows = _heads_first(keys)
-        if space == "unrotated":
+        if into == "unrotated":
             return _heads_first(key_space.unrotated(rows, positions.T, facts.rotation))
         return _heads_first(key_space.pair_norms(rows, facts.rotation))
 

@@ -90,25 +90,32 @@ TWINKV_API twinkv_status twinkv_invalid_keys(const twinkv_keys* keys, int n_thre
 typedef enum twinkv_repair_mode {
     TWINKV_REPAIR_PAPER = 0,      /* section 3.4: every swap judged against the set the policy chose */
     TWINKV_REPAIR_CONSISTENT = 1, /* every swap judged against the set as it stands (docs/kernels.md) */
+    TWINKV_REPAIR_COVERAGE = 2,   /* without a threshold: the least covered token against a better covered one */
 } twinkv_repair_mode;
 
 typedef struct twinkv_repair_params {
     twinkv_repair_mode mode;
-    float tau;
+    float tau; /* not of TWINKV_REPAIR_COVERAGE */
     int64_t local_window;
     int64_t n_sink;   /* tokens at positions < n_sink are never evicted */
     int64_t n_recent; /* nor those at positions > last position - n_recent */
+    double share;     /* of TWINKV_REPAIR_COVERAGE: at most floor(share * retained tokens) swaps per head; in [0, 1] */
 } twinkv_repair_params;
 
 typedef struct twinkv_repair_stats {
-    int64_t n_swaps, n_orphans, n_donors; /* orphans and donors as judged against the set given */
+    int64_t n_swaps, n_orphans, n_donors; /* orphans and donors as judged against the set given; of
+                                             TWINKV_REPAIR_COVERAGE: tokens less covered than some donor, and donors
+                                             covered better than some token that is out */
 } twinkv_repair_stats;
 
 /* Section 3.4: swaps redundant donors for orphans within the budget. retained [n_heads, n] is rewritten in place,
  * as many tokens per head as before; stats [n_heads]. A key without direction is never admitted.
- * best [n_heads, n]: what twinkv_best_twin() gives for the same keys and set, if it is known; else NULL. */
+ * best [n_heads, n]: what twinkv_best_twin() gives for the same keys and set, if it is known; else NULL.
+ * priority [n_heads, n], of TWINKV_REPAIR_COVERAGE: what retained tokens are worth, as a policy scores them; NULL: the
+ * later a token, the more. */
 TWINKV_API twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_repair_params* params, int n_threads,
-                                       const float* best, uint8_t* retained, twinkv_repair_stats* stats);
+                                       const float* best, const float* priority, uint8_t* retained,
+                                       twinkv_repair_stats* stats);
 
 /* The same on a device of ggml (a graph on its backend), named as ggml_backend_dev_name() names it: "CPU", "Metal",
  * "Vulkan0". Fails with TWINKV_EUNSUPPORTED where there is none of that name, or none precise enough. */

@@ -72,27 +72,30 @@ void bind_twins(nb::module_& m) {
         "keys"_a, "n_threads"_a, "out"_a);
     m.def(
         "repair",
-        [](Keys keys, Positions positions, PerToken<uint8_t> retained, bool consistent, float tau, int64_t local_window,
-           int64_t n_sink, int64_t n_recent, int n_threads, std::optional<Array<const float, nb::ndim<2>>> best,
-           Array<int64_t, nb::ndim<2>> stats) {
+        [](Keys keys, Positions positions, PerToken<uint8_t> retained, int mode, float tau, int64_t local_window,
+           int64_t n_sink, int64_t n_recent, double share, int n_threads,
+           std::optional<Array<const float, nb::ndim<2>>> best,
+           std::optional<Array<const float, nb::ndim<2>>> priority, Array<int64_t, nb::ndim<2>> stats) {
             const twinkv_keys k = keys_of(keys, positions);
             check_per_token(k, retained.shape(0), retained.shape(1));
-            if (best) {
-                check_per_token(k, best->shape(0), best->shape(1));
+            for (const auto* values : {&best, &priority}) {
+                if (*values) {
+                    check_per_token(k, (*values)->shape(0), (*values)->shape(1));
+                }
             }
             static_assert(sizeof(twinkv_repair_stats) == 3 * sizeof(int64_t), "stats [n_heads, 3]");
             if (int64_t(stats.shape(0)) != k.n_heads || stats.shape(1) != 3) {
                 throw nb::value_error("stats must be [n_heads, 3]");
             }
-            const twinkv_repair_params params{consistent ? TWINKV_REPAIR_CONSISTENT : TWINKV_REPAIR_PAPER, tau,
-                                              local_window, n_sink, n_recent};
+            const twinkv_repair_params params{twinkv_repair_mode(mode), tau, local_window, n_sink, n_recent, share};
             call([&] {
-                return twinkv_repair(&k, &params, n_threads, best ? best->data() : nullptr, retained.data(),
+                return twinkv_repair(&k, &params, n_threads, best ? best->data() : nullptr,
+                                     priority ? priority->data() : nullptr, retained.data(),
                                      reinterpret_cast<twinkv_repair_stats*>(stats.data()));
             });
         },
-        "keys"_a, "positions"_a.none(), "retained"_a, "consistent"_a, "tau"_a, "local_window"_a, "n_sink"_a,
-        "n_recent"_a, "n_threads"_a, "best"_a.none(), "stats"_a);
+        "keys"_a, "positions"_a.none(), "retained"_a, "mode"_a, "tau"_a, "local_window"_a, "n_sink"_a,
+        "n_recent"_a, "share"_a, "n_threads"_a, "best"_a.none(), "priority"_a.none(), "stats"_a);
     m.def(
         "device_twin_counts",
         [](std::string device, Keys keys, Positions positions, float tau, int64_t local_window, int n_threads,

@@ -63,20 +63,27 @@ twinkv_status twinkv_invalid_keys(const twinkv_keys* keys, int n_threads, uint8_
 }
 
 twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_repair_params* params, int n_threads,
-                            const float* best, uint8_t* retained, twinkv_repair_stats* stats) {
+                            const float* best, const float* priority, uint8_t* retained, twinkv_repair_stats* stats) {
     return twinkv::guard([&] {
         twinkv::require(params != nullptr, "params are missing");
         twinkv::check_call(keys, params->local_window);
-        twinkv::check_tau(params->tau);
+        const bool coverage = params->mode == TWINKV_REPAIR_COVERAGE;
+        if (coverage) {
+            twinkv::require(params->share >= 0 && params->share <= 1, "share must lie in [0, 1]");
+        } else {
+            twinkv::check_tau(params->tau);
+        }
         twinkv::require(params->n_sink >= 0 && params->n_recent >= 0, "n_sink and n_recent must not be negative");
-        twinkv::require(params->mode == TWINKV_REPAIR_PAPER || params->mode == TWINKV_REPAIR_CONSISTENT,
+        twinkv::require(coverage || params->mode == TWINKV_REPAIR_PAPER || params->mode == TWINKV_REPAIR_CONSISTENT,
                         "no such repair mode");
         // all heads are loaded and judged before the first result is written: a failure changes nothing
         std::vector<uint8_t> result(retained, retained + keys->n_heads * keys->n);
         twinkv::for_each_head(keys->n_heads, n_threads, [&](int64_t h, int threads) {
             const auto head = twinkv::load_head(*keys, h, params->local_window, threads);
-            stats[h] = twinkv::repair({head, threads}, *params, best ? best + h * keys->n : nullptr,
-                                      result.data() + h * keys->n);
+            const auto of_head = [&](const float* values) { return values ? values + h * keys->n : nullptr; };
+            uint8_t* kept = result.data() + h * keys->n;
+            stats[h] = coverage ? twinkv::cover({head, threads}, *params, of_head(best), of_head(priority), kept)
+                                : twinkv::repair({head, threads}, *params, of_head(best), kept);
         });
         std::copy(result.begin(), result.end(), retained);
     });

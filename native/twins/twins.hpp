@@ -38,4 +38,8 @@ TwinRows twin_rows(const Context& context, const std::vector<int32_t>& rows, con
 twinkv_repair_stats repair(const Context& context, const twinkv_repair_params& params, const float* best,
                            uint8_t* retained);
 
+// The same by coverage. priority [n]: what the tokens of the set are worth, or null: the later, the more.
+twinkv_repair_stats cover(const Context& context, const twinkv_repair_params& params, const float* best,
+                          const float* priority, uint8_t* retained);
+
 } // namespace twinkv

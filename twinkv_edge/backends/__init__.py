@@ -8,7 +8,7 @@ A backend module has
 
 and one of
 
-    repair(batch, retained, mode, tau, window, n_sink, n_recent, n_threads)
+    repair(batch, retained, settings, priority)
         -> bool [B, n], int64 [B, 3]                                 the new sets; swaps, orphans and donors
     twin_rows(batch, head, rows, columns, tau, window, n_threads)
         -> bool [rows, columns]                                      sim >= tau: what a repair here is made of
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["KeyBatch", "Positions", "threads"]
+__all__ = ["KeyBatch", "Positions", "RepairSettings", "threads"]
 
 Positions = npt.NDArray[np.int32]
 
@@ -53,6 +53,19 @@ class KeyBatch:
             return np.arange(self.n, dtype=np.int32)
         row: Positions = self.positions[head if len(self.positions) > 1 else 0]
         return row
+
+
+@dataclass(frozen=True)
+class RepairSettings:
+    """What a repair goes by, checked (:func:`twinkv_edge.repair` says what they mean)."""
+
+    mode: str
+    tau: float
+    window: int
+    n_sink: int
+    n_recent: int
+    share: float
+    n_threads: int | None
 
 
 def threads(n_threads: int | None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from . import KeyBatch, native
+from . import KeyBatch, RepairSettings, native
 
 __all__ = ["best_twin", "repair", "twin_counts", "unavailable"]
 
@@ -36,13 +36,9 @@ def best_twin(
 def repair(
     batch: KeyBatch,
     retained: npt.NDArray[np.bool_],
-    mode: str,
-    tau: float,
-    window: int,
-    n_sink: int,
-    n_recent: int,
-    n_threads: int | None,
+    settings: RepairSettings,
+    priority: npt.NDArray[np.float32] | None = None,
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """The similarities on the GPU, the swaps beside it (see :mod:`twinkv_edge.backends.native`)."""
-    best = best_twin(batch, retained, window, n_threads)
-    return native.repair(batch, retained, mode, tau, window, n_sink, n_recent, n_threads, best)
+    best = best_twin(batch, retained, settings.window, settings.n_threads)
+    return native.repair(batch, retained, settings, priority, best)

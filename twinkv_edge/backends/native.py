@@ -9,9 +9,11 @@ import numpy.typing as npt
 
 from .._install import native as _native
 from .._install import reason
-from . import KeyBatch
+from . import KeyBatch, RepairSettings
 
 __all__ = ["arguments", "best_twin", "invalid_keys", "module", "repair", "twin_counts", "unavailable"]
+
+_MODES = ("paper", "consistent", "coverage")  # as numbered in twinkv.h
 
 
 def unavailable() -> str | None:
@@ -66,16 +68,13 @@ def invalid_keys(batch: KeyBatch, n_threads: int | None) -> npt.NDArray[np.bool_
 def repair(
     batch: KeyBatch,
     retained: npt.NDArray[np.bool_],
-    mode: str,
-    tau: float,
-    window: int,
-    n_sink: int,
-    n_recent: int,
-    n_threads: int | None,
+    settings: RepairSettings,
+    priority: npt.NDArray[np.float32] | None = None,
     best: npt.NDArray[np.float32] | None = None,
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """The repaired sets, bool ``[B, n]``, and each head's swaps, orphans and donors, int64 ``[B, 3]``.
 
+    priority: float32 ``[B, n]``, for "coverage".
     best: float32 ``[B, n]`` as best_twin gives it, where it is known.
     """
     out = np.array(retained, np.bool_, order="C")
@@ -84,13 +83,15 @@ def repair(
         _keys(batch),
         _positions(batch),
         out.view(np.uint8),
-        mode == "consistent",
-        tau,
-        window,
-        n_sink,
-        n_recent,
-        n_threads or 0,
+        _MODES.index(settings.mode),
+        settings.tau,
+        settings.window,
+        settings.n_sink,
+        settings.n_recent,
+        settings.share,
+        settings.n_threads or 0,
         None if best is None else np.ascontiguousarray(best),
+        None if priority is None else np.ascontiguousarray(priority),
         stats,
     )
     return out, stats

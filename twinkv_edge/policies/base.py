@@ -84,7 +84,7 @@ class LayerView:
     kq_scale: float
     read_keys: Callable[[], FloatArray] = field(repr=False)
     read_values: Callable[[], FloatArray] = field(repr=False)
-    transform_keys: Callable[[FloatArray], FloatArray] = field(repr=False, default=lambda keys: keys)
+    transform_keys: Callable[..., FloatArray] = field(repr=False, default=lambda keys, space="rope": keys)
     read_window: Callable[[int], Window] = field(repr=False, default=_not_captured)
     read_statistics: Callable[[], Statistics] = field(repr=False, default=_not_captured)
     read_attention: Callable[[], FloatArray] = field(repr=False, default=_not_captured)
@@ -107,6 +107,16 @@ class LayerView:
     def compared_keys(self) -> FloatArray:
         """The keys in the key space in which twins are looked for, float32 [H, n, d or d/2]."""
         return self.transform_keys(self.keys)
+
+    def keys_in(self, space: str) -> FloatArray:
+        """The keys in any key space (see `Compression`), float32 [H, n, d or d/2]."""
+        if space not in self._keys_in:
+            self._keys_in[space] = self.transform_keys(self.keys, space)
+        return self._keys_in[space]
+
+    @cached_property
+    def _keys_in(self) -> dict[str, FloatArray]:
+        return {}
 
     def last_queries(self, window: int) -> Window:
         """Queries of the last `window` tokens, as attention used them (after RoPE): queries float32 [w, n_head, d] and

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ...compression import CHOICES, Compression
+from ...compression import Compression
 from ...errors import InputError
 
 PAPER = ("streaming_llm", "snapkv", "pyramidkv", "expected_attention")  # the policies of the TwinKV paper
 POLICIES = (*PAPER, "knorm", "keydiff")
-REPAIRS = tuple(CHOICES["repair"])
+REPAIRS = ("none", "paper", "coverage")
 QUESTIONS = ("window", "after")
 ALONE = "none"
 N_RECENT = 64
