@@ -14,10 +14,6 @@ from twinkv_edge.errors import InputError
 from twinkv_edge.repair import SHARE, repair
 
 
-def ranks(values):
-    return np.array([(values < value).sum() for value in values], int)
-
-
 def direct(keys, retained, options, position, priority):
     """One swap at a time: the least covered token outside, and the first donor that is covered better without it."""
     window = options["local_window"]
@@ -31,8 +27,7 @@ def direct(keys, retained, options, position, priority):
     first = np.array([covered(i, retained) for i in range(len(keys))], np.float32)
     tokens = np.flatnonzero(retained & valid & ~guard)
     worth = np.arange(len(keys)) if priority is None else np.where(np.isnan(priority), -np.inf, priority)
-    cost = ranks(worth[tokens]) + ranks(-first[tokens])
-    queue = list(tokens[np.argsort(cost, kind="stable")])
+    queue = sorted(tokens, key=lambda i: (worth[i], i))
     now, given, swaps = retained.copy(), retained.copy(), 0
     outside = set(np.flatnonzero(~retained & valid))
     while swaps < math.floor(options["share"] * retained.sum()) and outside:

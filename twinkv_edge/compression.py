@@ -46,9 +46,9 @@ class Compression:
     Attributes:
         policy: Name of the eviction policy (`twinkv_edge.policies.names()`).
         ratio: Fraction of the cache that is REMOVED, in [0, 1): the papers' rho (TwinKV, section 3.1).
-        repair: "coverage" (ours, the default of the head layout: no threshold, keys without RoPE), "paper" (TwinKV section
-            3.4, judged once; the cell layout always repairs so, by votes), "consistent" (its rule, judged again after
-            every swap) or "none". "auto" is "coverage", and "paper" in the cell layout.
+        repair: "coverage" (ours: no threshold, keys without RoPE), "paper" (TwinKV section 3.4, judged once),
+            "consistent" (its rule, judged again after every swap) or "none". "auto" is "coverage". The cell layout
+            repairs by votes with the paper's rule, whichever is asked for.
         layout: "head": every layer and head keeps its own tokens; "cell": one set for all, chosen by votes.
         tau: Similarity above which two keys are twins; None: 0.85 for models with QK-norm, else 0.90 (section 4.4).
         local_window: Tokens nearer than this to each other are never twins (w of Eq. 2).

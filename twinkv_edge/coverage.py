@@ -64,27 +64,24 @@ class _Head:
         return swaps, int(orphans), int(could_go)
 
     def _leaving(self, retained: BoolArray) -> npt.NDArray[np.intp]:
-        """Tokens that may go: by the sum of their ranks in worth and in being covered."""
+        """Tokens that may go, those first that are worth least."""
         guard = (self.position < self.s.n_sink) | (self.position > self.position.max(initial=0) - self.s.n_recent)
         tokens = np.flatnonzero(retained & self.valid & ~guard)
-        worth = np.where(np.isnan(self.worth), -np.inf, self.worth)
-        ranks = np.zeros(len(tokens), np.int64)
-        for values in (-self.best[tokens], worth[tokens]):
-            ranks += np.searchsorted(np.sort(values), values)  # how many are smaller
-        return tokens[np.argsort(ranks, kind="stable")]
+        worth = np.where(np.isnan(self.worth), -np.inf, self.worth)[tokens]
+        return tokens[np.argsort(worth, kind="stable")]
 
     def _release(
         self, queue: Iterator[np.intp], covered: np.float32, given: npt.NDArray[np.intp], stays: BoolArray
     ) -> int | None:
         for token in queue:
             others = given[stays[given]]
-            if self.best[token] > covered and (self._similar(token, others) > covered).any():
+            if self.best[token] > covered and (self._similar(int(token), others) > covered).any():
                 return int(token)
         return None
 
-    def _similar(self, token: np.intp | int, others: npt.NDArray[np.intp]) -> FloatArray:
+    def _similar(self, token: int, others: npt.NDArray[np.intp]) -> FloatArray:
         """Similarities with other tokens, float32; -1 within the local window and for keys without direction."""
         far = np.abs(self.position[token] - self.position[others]) > self.s.window
-        return np.where(
-            far & self.valid[others], similarity(self.unit[[token]], self.unit[others])[0], np.float32(-1)
-        ).astype(np.float32)
+        found: FloatArray = similarity(self.unit[[token]], self.unit[others])[0]
+        found[~far | ~self.valid[others]] = -1
+        return found

@@ -11,10 +11,10 @@ all be admitted.
 admitted; donors oldest first, none that is the last surviving twin of itself or of a token evicted before.
 After it, every token the repair evicted still has a twin in the retained set.
 ``mode="coverage"`` has no threshold. A token is *covered* as well as the retained token most like it is like it. The
-least covered token outside comes in, judged against those that came in before it too; for it goes a token that others
-of the set, still there, cover better. Who goes first is decided by two rankings added up: what the policy thinks a
-token worth, and how well it is covered. At most ``share`` of the budget is swapped. It is meant for keys with RoPE
-taken back (`docs/quality.md`): what a token says then counts, not where it stands.
+least covered token outside comes in, judged against those that came in before it too; for it goes, of the tokens that
+others of the set, still there, cover better, the one that the policy thinks worth least. At most ``share`` of the budget
+is swapped. It is meant for keys with RoPE taken back: what a token says then counts, not where it stands
+(`docs/quality.md` says why, and what was tried).
 """
 
 from __future__ import annotations

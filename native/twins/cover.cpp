@@ -1,5 +1,5 @@
 // The repair by coverage (docs/kernels.md): the least covered tokens come in, one after the other, each judged against
-// those that came in before it; better covered ones go, those first that are worth least and covered best.
+// those that came in before it; for each goes the token worth least of those that are better covered.
 #include "twins/twins.hpp"
 
 #include <algorithm>
@@ -14,39 +14,19 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr size_t lanes = 16;         // columns of a block of admitted keys, side by side so that sums vectorize
 constexpr size_t rows_at_once = 256; // donors looked up at once
 
-// Adds to cost [n] the rank of each of the tokens: how many of them have a smaller value.
-template <class Value>
-void add_ranks(const std::vector<int32_t>& tokens, Value&& value, std::vector<int64_t>& cost) {
-    std::vector<int32_t> order = tokens;
-    std::sort(order.begin(), order.end(), [&](int32_t i, int32_t j) { return value(i) < value(j); });
-    size_t rank = 0;
-    for (size_t place = 0; place < order.size(); ++place) {
-        if (place > 0 && value(order[place - 1]) < value(order[place])) {
-            rank = place;
-        }
-        cost[size_t(order[place])] += int64_t(rank);
-    }
-}
-
-// Tokens that may go, in the order in which they do: by the sum of their ranks in worth and in being covered.
-std::vector<int32_t> leaving(const Head& head, const twinkv_repair_params& params, const std::vector<float>& best,
-                             const float* priority, const uint8_t* retained) {
+// Tokens that may go, in the order in which they do: those first that are worth least, the older of two equals.
+std::vector<int32_t> leaving(const Head& head, const twinkv_repair_params& params, const float* priority,
+                             const uint8_t* retained) {
     std::vector<int32_t> tokens;
     for (int64_t i = 0; i < head.n; ++i) {
         if (retained[i] && head.valid[size_t(i)] && !head.protected_token(i, params.n_sink, params.n_recent)) {
             tokens.push_back(int32_t(i));
         }
     }
-    std::vector<int64_t> cost(size_t(head.n), 0);
-    add_ranks(tokens, [&](int32_t i) { return -best[size_t(i)]; }, cost);
-    const auto worth = [&](int32_t i) { return std::isnan(priority[i]) ? -infinity : priority[i]; };
     if (priority) {
-        add_ranks(tokens, worth, cost);
-    } else { // the older, the less it is worth
-        add_ranks(tokens, [](int32_t i) { return i; }, cost);
+        const auto worth = [&](int32_t i) { return std::isnan(priority[i]) ? -infinity : priority[i]; };
+        std::stable_sort(tokens.begin(), tokens.end(), [&](int32_t i, int32_t j) { return worth(i) < worth(j); });
     }
-    std::stable_sort(tokens.begin(), tokens.end(),
-                     [&](int32_t i, int32_t j) { return cost[size_t(i)] < cost[size_t(j)]; });
     return tokens;
 }
 
@@ -237,7 +217,7 @@ twinkv_repair_stats cover(const Context& context, const twinkv_repair_params& pa
     }
     const auto budget = std::count_if(retained, retained + head.n, [](uint8_t r) { return r != 0; });
     const auto limit = size_t(std::floor(params.share * double(budget)));
-    std::vector<int32_t> donors = leaving(head, params, best, priority, retained), released;
+    std::vector<int32_t> donors = leaving(head, params, priority, retained), released;
     twinkv_repair_stats stats{};
     count(head, best, retained, donors, &stats);
     if (limit == 0 || stats.n_orphans == 0) {
