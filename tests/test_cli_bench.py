@@ -51,7 +51,7 @@ def test_needle(run: Run, licence_text: str, tmp_path: Path) -> None:
     found = run("bench", "needle", str(haystack), *options, "--json").json
     assert found["samples"] == 1
     assert [(r["policy"], r["ratio"]) for r in found["rows"]] == [("knorm", 0.4), ("snapkv", 0.4)]
-    assert all(r[c] in (0.0, 1.0) for r in found["rows"] for c in ("alone", "paper", "consistent"))
+    assert all(r[c] in (0.0, 1.0) for r in found["rows"] for c in ("alone", "paper", "coverage"))
 
 
 def test_memory(run: Run, qwen3_tiny: str, tmp_path: Path) -> None:

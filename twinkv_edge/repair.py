@@ -12,8 +12,8 @@ admitted; donors oldest first, none that is the last surviving twin of itself or
 After it, every token the repair evicted still has a twin in the retained set.
 ``mode="coverage"`` has no threshold. A token is *covered* as well as the retained token most like it is like it. The
 least covered token outside comes in, judged against those that came in before it too; for it goes, of the tokens that
-others of the set, still there, cover better, the one that the policy thinks worth least. At most ``share`` of the budget
-is swapped. It is meant for keys with RoPE taken back: what a token says then counts, not where it stands
+others of the set, still there, cover better, the one that the policy thinks worth least. At most ``share`` of the
+budget is swapped. It is meant for keys with RoPE taken back: what a token says then counts, not where it stands
 (`docs/quality.md` says why, and what was tried).
 """
 

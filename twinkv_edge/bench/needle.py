@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import pipeline
+from .. import plans
 from ..compression import Compression
 from ..llama import CompressedLlama
 from ..tasks.needle import Sample, sample
 from .chosen import usable
+from .quality.answers import greedy
+from .quality.sample_run import Copies
 
 
 @dataclass(frozen=True)
@@ -24,16 +26,6 @@ class Outcome:
     swaps: int
 
 
-def greedy(llm: CompressedLlama, tokens: Sequence[int], max_tokens: int) -> str:
-    """Continues a prompt, without sampling, until the end of the turn or max_tokens."""
-    out: list[int] = []
-    for token in llm.generate(tokens, temp=0.0):
-        out.append(token)
-        if token == llm.token_eos() or len(out) == max_tokens:
-            break
-    return str(llm.detokenize(out, prev_tokens=list(tokens)), "utf-8", "replace")
-
-
 def run(
     llm: CompressedLlama,
     samples: Iterable[Sample],
@@ -43,26 +35,27 @@ def run(
     """Answers every sample under every configuration.
 
     A sample is evaluated once, all but its last token; every configuration decides on that cache and is applied to a
-    copy of it, so that the first token of the answer already sees the compressed cache.
+    copy of it, so that the first token of the answer already sees the compressed cache. Where heads keep different
+    tokens the copy is a mask, bit for bit what the evicted cache gives (tests/test_bench_quality.py).
     """
-    llm.capture_for(*configs.values())
     outcomes = []
     for number, needle in enumerate(samples):
+        llm.capture_for(*configs.values())
         tokens = llm.tokenize((needle.context + needle.question).encode(), add_bos=True, special=False)
         llm.reset()
         llm.eval(tokens[:-1])
-        plans = {
-            name: pipeline.make_plan(llm.kv, cfg, llm.facts.default_tau if cfg.tau is None else cfg.tau)
-            for name, cfg in configs.items()
-        }
-        state = llm.save_state()
-        for done, (name, plan) in enumerate(plans.items()):
-            llm.load_state(state)
-            llm.kv.evict(plan.retained)
-            text = greedy(llm, tokens, needle.max_tokens)
-            outcomes.append(Outcome(name, number, text, needle.is_right(text), plan.swaps))
-            if progress:
-                progress(number * len(plans) + done + 1, len(plans))
+        made = plans.make_plans(llm.kv, list(configs.values()), llm.facts.default_tau)
+        llm.capture_for()
+        copy, earlier = Copies(llm), []  # type: ignore[var-annotated]
+        try:
+            for done, (name, plan) in enumerate(zip(configs, made, strict=True)):
+                copy.keep(plan)
+                text = greedy(llm, tokens[-1:], needle.max_tokens, needle.is_right, earlier)
+                outcomes.append(Outcome(name, number, text, needle.is_right(text), plan.swaps))
+                if progress:
+                    progress(number * len(made) + done + 1, len(made))
+        finally:
+            copy.give_back()
     return outcomes
 
 
@@ -74,7 +67,7 @@ def accuracy(outcomes: Iterable[Outcome]) -> dict[str, float]:
     return {name: sum(marks) / len(marks) for name, marks in right.items()}
 
 
-REPAIRS = {"alone": "none", "paper": "paper", "consistent": "consistent"}
+COLUMNS = {"alone": "none", "paper": "paper", "coverage": "coverage"}  # and the repairs they stand for
 
 
 def table(
@@ -82,38 +75,43 @@ def table(
     haystack: str,
     *,
     samples: int = 12,
+    first: int = 0,
     ratios: Sequence[float] = (0.5, 0.7),
     names: Sequence[str] | None = None,
     tau: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Accuracy of every policy alone, with the paper's repair and with ours, on needles of seeds 0 .. samples - 1.
+    """Accuracy of every policy alone, with the paper's repair and with ours.
+
+    Args:
+        samples, first: Needles of the seeds first .. first + samples - 1.
 
     Returns:
-        {"model", "samples", "tau", "n_tokens", "full", "rows": [{"policy", "ratio", "alone", "paper", "consistent"}],
-        "left_out": {policy: why}}
+        {"model", "samples", "first_seed", "tau", "n_tokens", "full", "rows": [{"policy", "ratio", "alone", "paper",
+        "coverage"}], "left_out": {policy: why}}
     """
     chosen, left_out = usable(llm, names)
     configs = {"full": Compression(policy="none")}
     for name in chosen:
         for ratio in ratios:
-            for column, mode in REPAIRS.items():
+            for column, mode in COLUMNS.items():
                 cfg = Compression(policy=name, ratio=ratio, repair=mode, tau=tau)  # type: ignore[arg-type]
                 configs[f"{name} {ratio} {column}"] = cfg
     outcomes: list[Outcome] = []
-    for seed in range(samples):
+    for seed in range(first, first + samples):
         outcomes += run(llm, [sample(haystack, seed)], configs)
         if progress:
-            progress(f"[{seed + 1}/{samples}] needles")
+            progress(f"[{seed - first + 1}/{samples}] needles")
     found = accuracy(outcomes)
     rows = [
-        {"policy": name, "ratio": ratio, **{c: found[f"{name} {ratio} {c}"] for c in REPAIRS}}
+        {"policy": name, "ratio": ratio, **{c: found[f"{name} {ratio} {c}"] for c in COLUMNS}}
         for ratio in ratios
         for name in chosen
     ]
     return {
         "model": llm.facts.name,
         "samples": samples,
+        "first_seed": first,
         "tau": llm.facts.default_tau if tau is None else tau,
         "n_tokens": llm.n_tokens,
         "full": found["full"],
@@ -125,13 +123,18 @@ def table(
 def markdown(result: dict[str, Any]) -> str:
     """The table, as Markdown."""
     lines = [
-        f"{result['model']}, {result['samples']} needles in about {result['n_tokens']} tokens, tau {result['tau']}; "
+        f"{result['model']}, {result['samples']} needles (seeds from {result['first_seed']}) in about "
+        f"{result['n_tokens']} tokens, tau {result['tau']}; "
         f"full cache {result['full']:.2f}.",
         "",
-        "| policy | ratio | alone | + paper | + consistent |",
+        "| policy | ratio | alone | + paper | + coverage |",
         "|---|---:|---:|---:|---:|",
     ]
     for r in result["rows"]:
-        lines.append(f"| {r['policy']} | {r['ratio']} | {r['alone']:.2f} | {r['paper']:.2f} | {r['consistent']:.2f} |")
+        lines.append(f"| {r['policy']} | {r['ratio']} | {r['alone']:.2f} | {r['paper']:.2f} | {r['coverage']:.2f} |")
+    for ratio in dict.fromkeys(r["ratio"] for r in result["rows"]):
+        rows = [r for r in result["rows"] if r["ratio"] == ratio]
+        means = " | ".join(f"**{sum(r[c] for r in rows) / len(rows):.2f}**" for c in COLUMNS)
+        lines.append(f"| **mean** | {ratio} | {means} |")
     lines += ["", *(f"Without {name}: {why}" for name, why in result["left_out"].items())]
     return "\n".join(lines).rstrip()

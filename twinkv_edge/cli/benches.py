@@ -178,7 +178,8 @@ def kernels(
 def needle(
     haystack: Annotated[Path, typer.Argument(help="Prose to hide numbers in; its length is the prompt's.")],
     *,
-    samples: Annotated[int, typer.Option(help="Needles, by seeds 0, 1, ...")] = 12,
+    samples: Annotated[int, typer.Option(help="Needles, one seed each.")] = 12,
+    seed: Annotated[int, typer.Option(help="The first one's seed.")] = 0,
     ratio: Annotated[list[float], typer.Option(help="Fraction removed; may be repeated.")] = [0.5, 0.7],  # noqa: B006
     policy: Annotated[list[str], typer.Option(help="Only this policy; may be repeated.")] = [],  # noqa: B006 (typer)
     tau: Annotated[float | None, typer.Option(help="Twin threshold (default: the model's).")] = None,
@@ -196,7 +197,9 @@ def needle(
     text = read_document(str(haystack))
     llm = load(model, model.n_ctx or 4096, Compression())
     try:
-        result = bench.table(llm, text, samples=samples, ratios=ratio, names=policy or None, tau=tau, progress=note)
+        result = bench.table(
+            llm, text, samples=samples, first=seed, ratios=ratio, names=policy or None, tau=tau, progress=note
+        )
     finally:
         llm.close()
     _show(result, bench.markdown(result), json)
