@@ -115,7 +115,7 @@ def test_bench_evict_measures_what_it_says(run: Run) -> None:
     assert len(found["decode_ms_before"]) == len(found["decode_ms_after"]) == 16
     assert found["speedup"] == found["decode_ms_median_before"] / found["decode_ms_median_after"]
     assert found["process_before"] > found["cache_before"]
-    assert (found["policy"], found["repair"]) == ("knorm", "paper")
+    assert (found["policy"], found["repair"]) == ("knorm", "coverage")
 
 
 def test_bench_evict_shows_a_table(run: Run) -> None:

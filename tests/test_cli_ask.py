@@ -83,7 +83,7 @@ def test_every_policy_with_every_repair(
         (tmp_path / "text.txt").write_text(SHORT * 4, encoding="utf-8")
         run("calibrate", str(tmp_path / "text.txt"), *model)
     kept = set()
-    for repair in ("none", "paper", "consistent"):
+    for repair in ("none", "paper", "consistent", "coverage"):
         result = run("ask", document, QUESTION, *options, "--repair", repair)
         assert result.code == 0, result.out
         done = result.json["compression"]

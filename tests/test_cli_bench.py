@@ -40,7 +40,7 @@ def test_kernels(run: Run, tmp_path: Path) -> None:
     options = ["--size", "256", "--dim", "64", "--repeats", "1"]
     found = run("bench", "kernels", *options, "--real-keys", "200", "--json").json
     assert found["real_keys"]["mismatches"] == 0
-    assert {r["operation"] for r in found["rows"]} == {"twin_counts", "best_twin", "repair"}
+    assert {r["operation"] for r in found["rows"]} == {"twin_counts", "best_twin", "repair", "repair by coverage"}
     assert "| twin_counts | numpy reference |" in run("bench", "kernels", *options).out
 
 

@@ -47,7 +47,10 @@ CASES = {
     "unknown policy": (["ask", "{d}/short.txt", QUESTION, "--policy", "nope"], "no policy named 'nope'"),
     "policy option": (["ask", "{d}/short.txt", QUESTION, "--policy-options", "x=1"], "no option x"),
     "policy option's form": (["ask", "{d}/short.txt", QUESTION, "--policy-options", "seed"], "name=value"),
-    "repair": (["ask", "{d}/short.txt", QUESTION, "--repair", "glue"], "choose one of none, paper, consistent"),
+    "repair": (
+        ["ask", "{d}/short.txt", QUESTION, "--repair", "glue"],
+        "choose one of auto, none, paper, consistent, coverage",
+    ),
     "layout": (["ask", "{d}/short.txt", QUESTION, "--layout", "row"], "choose one of head, cell"),
     "tau": (["ask", "{d}/short.txt", QUESTION, "--tau", "2"], "tau is 2.0"),
     "budget": (["ask", "{d}/short.txt", QUESTION, "--target-tokens", "20"], "smaller than the"),

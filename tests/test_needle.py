@@ -26,28 +26,28 @@ def test_samples_are_deterministic_and_hold_one_needle(licence_text: str) -> Non
     assert not a.is_right("1234567x")
 
 
-def test_the_repair_brings_needles_back(
+def test_repairs_bring_needles_back(
     smollm2: str, licence_text: str, open_llm: Callable[..., tk.CompressedLlama]
 ) -> None:
     llm = open_llm(smollm2)
     cfg = tk.Compression(ratio=0.5, tau=0.85)
     configs = {"full": cfg.with_(policy="none")}
     for policy in ("knorm", "streaming_llm"):
-        configs[f"{policy} alone"] = cfg.with_(policy=policy, repair="none")
-        configs[f"{policy} repaired"] = cfg.with_(policy=policy, repair="paper")
+        for repair in ("none", "paper", "auto"):
+            configs[f"{policy} {repair}"] = cfg.with_(policy=policy, repair=repair)
     got = needle.accuracy(needle.run(llm, [sample(licence_text, seed) for seed in SEEDS], configs))
     assert got["full"] >= 0.9
     for policy in ("knorm", "streaming_llm"):
-        assert got[f"{policy} repaired"] >= got[f"{policy} alone"] + 0.3, got
+        assert got[f"{policy} paper"] >= got[f"{policy} none"] + 0.3, got
+        assert got[f"{policy} auto"] >= max(0.9, got[f"{policy} paper"]), got
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["consistent"])
-def test_our_own_repair_does_too(
-    mode: str, smollm2: str, licence_text: str, open_llm: Callable[..., tk.CompressedLlama]
+def test_the_consistent_repair_does_too(
+    smollm2: str, licence_text: str, open_llm: Callable[..., tk.CompressedLlama]
 ) -> None:
     llm = open_llm(smollm2)
     cfg = tk.Compression(ratio=0.5, tau=0.80, policy="streaming_llm")
-    configs = {"alone": cfg.with_(repair="none"), "repaired": cfg.with_(repair=mode)}
+    configs = {"alone": cfg.with_(repair="none"), "repaired": cfg.with_(repair="consistent")}
     got = needle.accuracy(needle.run(llm, [sample(licence_text, seed) for seed in SEEDS], configs))
     assert got["repaired"] >= got["alone"] + 0.3, got

@@ -366,7 +366,7 @@ def test_every_policy_scores_an_uneven_cache(policy: str, qwen3_tiny: str, open_
     scores = cache_scores(llm, policy)
     hidden = np.stack([llm.kv.positions(layer).T < 0 for layer in range(4)])
     assert (np.isneginf(scores) == hidden).all()
-    for mode in ("none", "paper", "consistent"):
+    for mode in ("none", "paper", "consistent", "coverage"):
         plan = pipeline.make_plan(llm.kv, llm.compression.with_(repair=mode), 0.8)
         assert not plan.retained[hidden].any()
     report = llm.compress(repair="paper", tau=0.8)

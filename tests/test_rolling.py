@@ -20,7 +20,7 @@ def bounded(target: int, **settings: Any) -> tk.Compression:
     return tk.Compression(policy="knorm", target_tokens=target, prefill="bounded", n_recent=32, **settings)
 
 
-@pytest.mark.parametrize("repair", ["none", "paper", "consistent"])
+@pytest.mark.parametrize("repair", ["none", "paper", "consistent", "coverage"])
 def test_bounded_prefill_holds_the_bound(repair: str, qwen3_tiny: str, golden_qwen3: Any, open_llm: Open) -> None:
     tokens = (golden_qwen3["tokens"].tolist() * 3)[:2000]
     llm = open_llm(qwen3_tiny, n_ctx=512, n_batch=64, compression=bounded(200, repair=repair))

@@ -74,8 +74,8 @@ void bind_twins(nb::module_& m) {
         "repair",
         [](Keys keys, Positions positions, PerToken<uint8_t> retained, int mode, float tau, int64_t local_window,
            int64_t n_sink, int64_t n_recent, double share, int n_threads,
-           std::optional<Array<const float, nb::ndim<2>>> best,
-           std::optional<Array<const float, nb::ndim<2>>> priority, Array<int64_t, nb::ndim<2>> stats) {
+           std::optional<Array<const float, nb::ndim<2>>> best, std::optional<Array<const float, nb::ndim<2>>> priority,
+           Array<int64_t, nb::ndim<2>> stats) {
             const twinkv_keys k = keys_of(keys, positions);
             check_per_token(k, retained.shape(0), retained.shape(1));
             for (const auto* values : {&best, &priority}) {
@@ -94,8 +94,8 @@ void bind_twins(nb::module_& m) {
                                      reinterpret_cast<twinkv_repair_stats*>(stats.data()));
             });
         },
-        "keys"_a, "positions"_a.none(), "retained"_a, "mode"_a, "tau"_a, "local_window"_a, "n_sink"_a,
-        "n_recent"_a, "share"_a, "n_threads"_a, "best"_a.none(), "priority"_a.none(), "stats"_a);
+        "keys"_a, "positions"_a.none(), "retained"_a, "mode"_a, "tau"_a, "local_window"_a, "n_sink"_a, "n_recent"_a,
+        "share"_a, "n_threads"_a, "best"_a.none(), "priority"_a.none(), "stats"_a);
     m.def(
         "device_twin_counts",
         [](std::string device, Keys keys, Positions positions, float tau, int64_t local_window, int n_threads,

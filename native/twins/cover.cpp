@@ -3,6 +3,7 @@
 #include "twins/twins.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <queue>
@@ -11,8 +12,6 @@ namespace twinkv {
 namespace {
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
-constexpr size_t lanes = 16;         // columns of a block of admitted keys, side by side so that sums vectorize
-constexpr size_t rows_at_once = 256; // donors looked up at once
 
 // Tokens that may go, in the order in which they do: those first that are worth least, the older of two equals.
 std::vector<int32_t> leaving(const Head& head, const twinkv_repair_params& params, const float* priority,
@@ -30,11 +29,50 @@ std::vector<int32_t> leaving(const Head& head, const twinkv_repair_params& param
     return tokens;
 }
 
+// Similarities of one token with others, to within a bound; those that decide something are computed exactly.
+class Comparison {
+  public:
+    explicit Comparison(const Context& context) : context_(context), bound_(dot_bound(context.head.d)) {}
+
+    // f(other, similarity) for each of the others outside the token's local window, until f returns true.
+    // Returns whether it did.
+    template <class F> bool with_each(int32_t token, const int32_t* others, size_t n, F&& f) {
+        const Head& head = context_.head;
+        self_.fill(token);
+        size_t count = 0;
+        for (size_t first = 0; first < n; first += count) {
+            count = std::min({at_once, first + few, n - first}); // a search often ends with the first ones
+            context_.kernels.dots(head.khat.data(), head.ld, self_.data(), others + first, int64_t(count),
+                                  products_.data());
+            for (size_t c = 0; c < count; ++c) {
+                const int32_t other = others[first + c];
+                const int64_t apart = int64_t(head.pos[size_t(token)]) - head.pos[size_t(other)];
+                if (std::abs(apart) > head.window && f(other, products_[c])) {
+                    return true;
+                }
+            }
+        }
+        return false;
+    }
+
+    float bound() const { return bound_; } // how far those are from the exact ones, at most
+    float exact(int32_t i, int32_t j) const { return exact_similarity(context_.head, context_.kernels, i, j); }
+
+  private:
+    static constexpr size_t few = 16, at_once = 128;
+
+    const Context& context_;
+    float bound_;
+    std::array<int32_t, at_once> self_;
+    std::array<float, at_once> products_;
+};
+
 // Tokens that are out, the least covered one first. What came in covers them too, which is looked up only for those
 // that get to the front: a token's best only grows, so one that is first with its true best is the least covered.
 class Outside {
   public:
-    Outside(const Head& head, const std::vector<float>& best, const uint8_t* retained) : head_(head) {
+    Outside(const Context& context, const std::vector<float>& best, const uint8_t* retained) : compare_(context) {
+        const Head& head = context.head;
         seen_.assign(size_t(head.n), 0);
         for (int64_t i = 0; i < head.n; ++i) {
             if (!retained[i] && head.valid[size_t(i)]) {
@@ -46,8 +84,8 @@ class Outside {
     // The least covered token, ties to the earlier one; false when all are in.
     bool top(float* best, int32_t* token) {
         while (!queue_.empty()) {
-            Entry entry = queue_.top();
-            const float now = std::max(entry.best, best_admitted(entry.token));
+            const Entry entry = queue_.top();
+            const float now = covered_now(entry);
             if (now == entry.best) {
                 *best = entry.best;
                 *token = entry.token;
@@ -61,17 +99,8 @@ class Outside {
 
     // Takes in the token that top() gave.
     void admit() {
-        const int32_t token = queue_.top().token;
+        admitted_.push_back(queue_.top().token);
         queue_.pop();
-        const size_t lane = admitted_.size() % lanes;
-        if (lane == 0) {
-            keys_.resize(keys_.size() + size_t(head_.d) * lanes, 0.0f);
-        }
-        float* block = keys_.data() + (admitted_.size() / lanes) * size_t(head_.d) * lanes;
-        for (int64_t k = 0; k < head_.d; ++k) {
-            block[size_t(k) * lanes + lane] = head_.row(token)[k];
-        }
-        admitted_.push_back(token);
     }
 
     const std::vector<int32_t>& admitted() const { return admitted_; }
@@ -85,68 +114,47 @@ class Outside {
         }
     };
 
-    // The largest similarity with those admitted since this was last asked.
-    float best_admitted(int32_t token) {
-        float best = -1;
-        for (size_t first = seen_[size_t(token)] / lanes * lanes; first < admitted_.size(); first += lanes) {
-            // sums as in similarity(): in double, in the order of the dimensions
-            double sum[lanes] = {};
-            const float* block = keys_.data() + first * size_t(head_.d);
-            const float* row = head_.row(token);
-            for (int64_t k = 0; k < head_.d; ++k) {
-                const double value = row[k];
-                for (size_t c = 0; c < lanes; ++c) {
-                    sum[c] += value * double(block[size_t(k) * lanes + c]);
-                }
-            }
-            const size_t end = std::min(lanes, admitted_.size() - first);
-            for (size_t c = 0; c < end; ++c) {
-                const int64_t apart =
-                    int64_t(head_.pos[size_t(token)]) - head_.pos[size_t(admitted_[first + c])];
-                if (std::abs(apart) > head_.window) {
-                    best = std::max(best, float(sum[c]));
-                }
-            }
-        }
-        seen_[size_t(token)] = admitted_.size();
+    // How well the token is covered, those included that came in since this was last asked.
+    float covered_now(const Entry& entry) {
+        float best = entry.best;
+        size_t& seen = seen_[size_t(entry.token)];
+        compare_.with_each(entry.token, admitted_.data() + seen, admitted_.size() - seen,
+                           [&](int32_t other, float similarity) {
+                               if (similarity + compare_.bound() > best) {
+                                   best = std::max(best, compare_.exact(entry.token, other));
+                               }
+                               return false;
+                           });
+        seen = admitted_.size();
         return best;
     }
 
-    const Head& head_;
+    Comparison compare_;
     std::priority_queue<Entry> queue_;
     std::vector<size_t> seen_; // [n], of the admitted
     std::vector<int32_t> admitted_;
-    std::vector<float> keys_; // of the admitted: blocks [d, lanes]
 };
 
 // Who may go: a token of the set given that another one of it, still there, covers better than an orphan is covered.
 class Inside {
   public:
     Inside(const Context& context, std::vector<int32_t> donors, const std::vector<float>& best, const uint8_t* retained)
-        : context_(context), donors_(std::move(donors)), best_(best) {
+        : compare_(context), donors_(std::move(donors)), best_(best), stays_(retained, retained + context.head.n) {
         for (int64_t j = 0; j < context.head.n; ++j) {
-            if (retained[j]) {
-                column_of_.push_back(int64_t(kept_.size()));
-                kept_.push_back(int32_t(j));
-            } else {
-                column_of_.push_back(-1);
+            if (retained[j] && context.head.valid[size_t(j)]) {
+                given_.push_back(int32_t(j));
             }
         }
-        stays_.assign(kept_.size(), 1);
-        columns_ = pack(context.head, context.kernels, context.center, kept_, Side::panels, context.n_threads);
     }
 
     // The next that may go for an orphan covered by `covered`, or -1. Those passed over may not go later either:
     // orphans are covered better and better, and the set only shrinks.
     int32_t release(float covered) {
-        for (; next_ < donors_.size(); ++next_) {
-            const int32_t token = donors_[next_];
-            if (!(best_[size_t(token)] > covered)) {
-                continue;
-            }
-            if (still_covered(token, covered)) {
-                stays_[size_t(column_of_[size_t(token)])] = 0;
-                ++next_;
+        while (next_ < donors_.size()) {
+            const int32_t token = donors_[next_++];
+            if (best_[size_t(token)] > covered && still_covered(token, covered)) {
+                stays_[size_t(token)] = 0;
+                released_.push_back(token);
                 return token;
             }
         }
@@ -155,35 +163,25 @@ class Inside {
 
   private:
     bool still_covered(int32_t token, float covered) {
-        if (next_ >= looked_up_end_) { // at this threshold: a superset for all later ones
-            looked_up_begin_ = next_;
-            looked_up_end_ = std::min(donors_.size(), next_ + rows_at_once);
-            const std::vector<int32_t> rows(donors_.begin() + int64_t(looked_up_begin_),
-                                            donors_.begin() + int64_t(looked_up_end_));
-            twins_ = twin_rows(context_, rows, columns_, covered);
+        // What covers it best was in the set given: unless that one went since, there is nothing to look for.
+        const float best = best_[size_t(token)];
+        if (!compare_.with_each(token, released_.data(), released_.size(),
+                                [&](int32_t, float similarity) { return similarity + compare_.bound() >= best; })) {
+            return true;
         }
-        const uint32_t* row = twins_.row(next_ - looked_up_begin_);
-        const Head& head = context_.head;
-        for (int64_t w = 0; w < twins_.words; ++w) {
-            for (uint32_t bits = row[w]; bits != 0; bits &= bits - 1) {
-                const auto c = size_t(w * tile_size + __builtin_ctz(bits));
-                if (stays_[c] && exact_similarity(head, context_.kernels, token, kept_[c]) > covered) {
-                    return true;
-                }
-            }
-        }
-        return false;
+        return compare_.with_each(token, given_.data(), given_.size(), [&](int32_t other, float similarity) {
+            const float bound = compare_.bound();
+            return stays_[size_t(other)] && similarity + bound > covered &&
+                   (similarity - bound > covered || compare_.exact(token, other) > covered);
+        });
     }
 
-    const Context& context_;
+    Comparison compare_;
     std::vector<int32_t> donors_;
     const std::vector<float>& best_;
-    std::vector<int32_t> kept_;
-    std::vector<int64_t> column_of_; // [n], -1 for those not kept
-    std::vector<uint8_t> stays_;
-    Packed columns_;
-    TwinRows twins_;
-    size_t next_ = 0, looked_up_begin_ = 0, looked_up_end_ = 0;
+    std::vector<uint8_t> stays_; // [n]
+    std::vector<int32_t> given_, released_;
+    size_t next_ = 0;
 };
 
 // How many tokens are less covered than the best covered donor, and how many donors are covered better than the least
@@ -200,8 +198,7 @@ void count(const Head& head, const std::vector<float>& best, const uint8_t* reta
             stats->n_orphans += best[size_t(i)] < most;
         }
     }
-    stats->n_donors =
-        std::count_if(donors.begin(), donors.end(), [&](int32_t j) { return best[size_t(j)] > least; });
+    stats->n_donors = std::count_if(donors.begin(), donors.end(), [&](int32_t j) { return best[size_t(j)] > least; });
 }
 
 } // namespace
@@ -223,7 +220,7 @@ twinkv_repair_stats cover(const Context& context, const twinkv_repair_params& pa
     if (limit == 0 || stats.n_orphans == 0) {
         return stats;
     }
-    Outside outside(head, best, retained);
+    Outside outside(context, best, retained);
     Inside inside(context, std::move(donors), best, retained);
     float covered = 0;
     int32_t orphan = 0;

@@ -75,7 +75,7 @@ def _torch_reference(n_threads: int) -> Callable[[Keys, float], Any] | None:
 
 @dataclass(frozen=True)
 class _Case:
-    operation: str  # twin_counts, best_twin or repair
+    operation: str  # twin_counts, best_twin, repair (the paper's) or repair by coverage
     backend: str  # or "numpy reference", "PyTorch"
     isa: str | None
     call: Callable[[Keys, npt.NDArray[np.bool_]], Any]
@@ -109,9 +109,13 @@ def _cases(backends: Sequence[str], tau: float, n_threads: int) -> list[_Case]:
             def swap(keys: Keys, kept: npt.NDArray[np.bool_], o: dict[str, Any] = options) -> Any:
                 return repair(keys, kept, tau=tau, local_window=WINDOW, **o)
 
+            def cover(keys: Keys, kept: npt.NDArray[np.bool_], o: dict[str, Any] = options) -> Any:
+                return repair(keys, kept, mode="coverage", local_window=WINDOW, **o)
+
             out.append(_Case("twin_counts", backend, isa, counts))
             out.append(_Case("best_twin", backend, isa, best))
             out.append(_Case("repair", backend, isa, swap))
+            out.append(_Case("repair by coverage", backend, isa, cover))
     return out
 
 

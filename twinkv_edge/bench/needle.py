@@ -98,10 +98,18 @@ def table(
                 cfg = Compression(policy=name, ratio=ratio, repair=mode, tau=tau)  # type: ignore[arg-type]
                 configs[f"{name} {ratio} {column}"] = cfg
     outcomes: list[Outcome] = []
-    for seed in range(first, first + samples):
-        outcomes += run(llm, [sample(haystack, seed)], configs)
+    done = 0
+    try:
+        while done < samples:
+            outcomes += run(llm, [sample(haystack, first + done)], configs)
+            done += 1
+            if progress:
+                progress(f"[{done}/{samples}] needles")
+    except KeyboardInterrupt:  # what was answered is worth showing
+        if not done:
+            raise
         if progress:
-            progress(f"[{seed - first + 1}/{samples}] needles")
+            progress(f"interrupted: the table is of {done} needles")
     found = accuracy(outcomes)
     rows = [
         {"policy": name, "ratio": ratio, **{c: found[f"{name} {ratio} {c}"] for c in COLUMNS}}
@@ -110,7 +118,7 @@ def table(
     ]
     return {
         "model": llm.facts.name,
-        "samples": samples,
+        "samples": done,
         "first_seed": first,
         "tau": llm.facts.default_tau if tau is None else tau,
         "n_tokens": llm.n_tokens,
