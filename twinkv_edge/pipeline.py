@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import policies, select, twins, views
+from ._install import native
 from .compression import Compression, kept_tokens
 from .errors import CacheStateError, InputError, UnsupportedModelError
 from .kv_cache import KVCache
@@ -274,6 +275,7 @@ def carry_out(kv: KVCache, plan: Plan, cfg: Compression, tau: float) -> Compress
     may have been decoded and taken back since.
     """
     report = kv.evict(plan.retained)
+    native.trim_heap()  # what scoring and repairing took
     return replace(
         report,
         swaps=plan.swaps,

@@ -272,6 +272,9 @@ TWINKV_API twinkv_status twinkv_tap_memory(const twinkv_tap* tap, int32_t index,
  */
 TWINKV_API twinkv_status twinkv_tap_release(twinkv_tap* tap, int32_t index, int64_t first, int64_t last,
                                             uint64_t* released);
+/* Gives memory that was freed but kept by the allocator back to the system, where it has a call for that (glibc):
+ * scoring and repairing a long cache leave some. */
+TWINKV_API void twinkv_trim_heap(void);
 
 /* ---- state: per-head eviction by rewriting a sequence state (native/state) --------------------------------
  */

@@ -4,6 +4,10 @@
 // used cell are never read unmasked; a page given back reads as zero, which is what ggml had written there.
 #include "tap/tap.hpp"
 
+#if defined(__GLIBC__) || defined(__linux__)
+#include <malloc.h> // defines __GLIBC__, where it is glibc's
+#endif
+
 #if defined(__unix__) || defined(__APPLE__)
 #include <sys/mman.h>
 #include <unistd.h>
@@ -87,6 +91,12 @@ uint64_t release_rows(const ggml_tensor* t, int64_t first, int64_t last) {
 } // namespace twinkv
 
 extern "C" {
+
+void twinkv_trim_heap(void) {
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+}
 
 twinkv_status twinkv_tap_memory(const twinkv_tap* tap, int32_t index, twinkv_memory* out) {
     return twinkv::guard([&] {

@@ -196,6 +196,7 @@ void bind_tap(nb::module_& m) {
                 return released;
             },
             "index"_a, "first"_a, "last"_a);
+    m.def("trim_heap", &twinkv_trim_heap, nb::call_guard<nb::gil_scoped_release>());
     m.def("set_attention_isa", [](const char* isa) { check(twinkv_set_attention_isa(isa)); }, "isa"_a);
     m.def("unrotate", &unrotate, "rope"_a, "freq_factors"_a, "hadamard"_a, "rows"_a, "positions"_a, "n_threads"_a = 0);
     m.def("mean_rotation", &mean_rotation, "rope"_a, "freq_factors"_a, "first"_a, "n"_a, "cosines"_a, "sines"_a);

@@ -30,7 +30,7 @@ def evict(
     tokens: Annotated[int, typer.Option(help="Tokens of text to fill the cache with.")] = 6144,
     target_tokens: Annotated[int, typer.Option(help="Tokens that each head keeps.")] = 1024,
     policy: Annotated[str, typer.Option(help="Eviction policy.")] = "knorm",
-    repair: Annotated[str, typer.Option(help="Repair mode.", metavar=choice(CHOICES["repair"]))] = "paper",
+    repair: Annotated[str, typer.Option(help="Repair mode.", metavar=choice(CHOICES["repair"]))] = "auto",
     timed: Annotated[int, typer.Option(help="Tokens to decode for each median.")] = 16,
     json: AsJson = False,
     model: ModelOptions,
