@@ -14,7 +14,7 @@ After it, every token the repair evicted still has a twin in the retained set.
 least covered token outside comes in, judged against those that came in before it too; for it goes, of the tokens that
 others of the set, still there, cover better, the one that the policy thinks worth least. At most ``share`` of the
 budget is swapped. It is meant for keys with RoPE taken back: what a token says then counts, not where it stands
-(`docs/quality.md` says why, and what was tried).
+(`docs/repair.md` says why, and what was tried).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .twins import (
 __all__ = ["MODES", "Repair", "repair"]
 
 MODES = ("paper", "consistent", "coverage")
-SHARE = 0.25  # of the budget, that coverage swaps at most (docs/quality.md: what was tried)
+SHARE = 1 / 3  # of the budget, that coverage swaps at most (docs/repair.md: what was tried)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-// The repair by coverage (docs/kernels.md): the least covered tokens come in, one after the other, each judged against
+// The repair by coverage (docs/repair.md): the least covered tokens come in, one after the other, each judged against
 // those that came in before it; for each goes the token worth least of those that are better covered.
 #include "twins/twins.hpp"
 

@@ -113,7 +113,7 @@ def write_page(found: Inspection, job: Job, output: Path) -> None:
         f"{len(job.tokens):,} tokens",
         f"{found.counts.shape[0]} layers × {found.counts.shape[1]} KV heads",
         kept,
-        "no repair" if first.repair == "none" else f"{first.repair} repair",
+        "no repair" if first.repair == "none" else f"{first.repair_mode} repair",
         f"τ {found.tau:g}",
         f"{100 * found.prevalence.mean():.0f} % of tokens have a twin",
     ]

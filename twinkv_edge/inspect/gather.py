@@ -119,7 +119,7 @@ def _policy_summary(p: PolicyResult) -> dict[str, Any]:
         "policy": p.settings.policy,
         "ratio": p.settings.ratio,
         "target_tokens": p.settings.target_tokens,
-        "repair": p.settings.repair,
+        "repair": p.settings.repair_mode,
         "layout": p.settings.layout,
         "retention": float(kept.mean()),
         "retention_by_layer": [round(float(x), 4) for x in kept],
