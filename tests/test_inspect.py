@@ -53,7 +53,7 @@ def test_nearest_twins_are_those_of_the_definition() -> None:
 def test_roles_follow_from_the_plans(qwen3_tiny: str, open_llm, layout: str) -> None:  # type: ignore[no-untyped-def]
     llm = open_llm(qwen3_tiny)
     settings = [
-        tk.Compression(policy=p, ratio=0.6, n_recent=16, tau=0.5, layout=layout)  # type: ignore[arg-type]
+        tk.Compression(policy=p, ratio=0.6, n_recent=16, tau=0.5, layout=layout, repair="paper")  # type: ignore[arg-type]
         for p in ("knorm", "snapkv")
     ]
     llm.capture_for(*settings)

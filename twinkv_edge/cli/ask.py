@@ -284,4 +284,6 @@ def _repair_line(result: dict[str, Any]) -> str:
         "given" if tau["origin"] == "given" else "the default with QK-norm" if tau["has_qk_norm"] else "the default"
     )
     backend = f", {done['backend']} kernels" if done["backend"] else ""
+    if done["repair"] == "coverage":  # goes by no threshold
+        return f"coverage repair: {done['swaps']:,} swaps{backend}"
     return f"{done['repair']} repair: {done['swaps']:,} swaps at tau {tau['value']:.2f} ({origin}){backend}"
