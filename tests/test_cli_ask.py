@@ -36,7 +36,7 @@ def prompt(smollm2: str) -> ChatPrompt:
 
 
 def test_the_answer_alone_goes_to_stdout(run: Run, document: str) -> None:
-    result = run("ask", document, QUESTION, *KNORM, "--tau", "0.85")
+    result = run("ask", document, QUESTION, *KNORM, "--repair", "paper", "--tau", "0.85")
     assert result.code == 0
     assert "5820493" in result.out
     assert "\x1b" not in result.out + result.err  # no escape codes without a terminal
