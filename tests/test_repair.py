@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twins_common import FAST, available, clustered, comparable, protected, sim_matrix
+from twins_common import FAST, available, clustered, comparable, protected, repair_cases, sim_matrix
 
 from twinkv_edge.errors import InputError
 from twinkv_edge.repair import Repair, repair
@@ -65,20 +65,10 @@ def consistent(keys, retained, tau, window, n_sink, n_recent, position):
 
 @st.composite
 def cases(draw):
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    n, d = draw(st.integers(1, 60)), draw(st.integers(1, 24))
-    keys = clustered(rng, n, d, clusters=draw(st.integers(1, 6)), noise=draw(st.floats(0, 1.5)))
-    for _ in range(draw(st.integers(0, 3))):
-        keys[rng.integers(n)] = draw(st.sampled_from([0.0, np.nan, np.inf]))
-    if draw(st.booleans()):
-        keys[n // 2 :] = keys[: n - n // 2]  # exact duplicates: ties everywhere
-    position = np.sort(rng.choice(3 * n, n, replace=False)).astype(np.int32)
-    retained = rng.random(n) < draw(st.floats(0, 1))
+    _, keys, retained, protection, position = draw(repair_cases())
     options = {
         "tau": draw(st.sampled_from([0.5, 0.8, 0.95, 1.0])),
-        "local_window": draw(st.integers(0, n)),
-        "n_sink": draw(st.integers(0, 6)),
-        "n_recent": draw(st.integers(0, 10)),
+        **protection,
     }
     return keys, retained, options, position
 

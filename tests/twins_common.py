@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from twinkv_edge import twins
 
@@ -54,3 +55,23 @@ def protected(position: np.ndarray, n_sink: int, n_recent: int) -> np.ndarray:
     """bool [n]."""
     p = position.astype(np.int64)
     return (p < n_sink) | (p > p[-1] - n_recent) if len(p) else np.zeros(0, bool)
+
+
+@st.composite
+def repair_cases(draw):
+    """What repairs are tried on: rng, keys [n, d], retained [n], window and protected tokens, positions [n]."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    n, d = draw(st.integers(1, 60)), draw(st.integers(1, 24))
+    keys = clustered(rng, n, d, clusters=draw(st.integers(1, 6)), noise=draw(st.floats(0, 1.5)))
+    for _ in range(draw(st.integers(0, 3))):
+        keys[rng.integers(n)] = draw(st.sampled_from([0.0, np.nan, np.inf]))
+    if draw(st.booleans()):
+        keys[n // 2 :] = keys[: n - n // 2]  # exact duplicates: ties everywhere
+    position = np.sort(rng.choice(3 * n, n, replace=False)).astype(np.int32)
+    retained = rng.random(n) < draw(st.floats(0, 1))
+    protection = {
+        "local_window": draw(st.integers(0, n)),
+        "n_sink": draw(st.integers(0, 6)),
+        "n_recent": draw(st.integers(0, 10)),
+    }
+    return rng, keys, retained, protection, position

@@ -31,6 +31,7 @@ def repair_all(
 class _Head:
     def __init__(self, batch: KeyBatch, head: int, best: FloatArray, worth: FloatArray, s: RepairSettings) -> None:
         self.unit, self.valid = normalize(batch.keys[head])
+        self.guard = s.protected(batch.positions_of(head))
         self.position = batch.positions_of(head).astype(np.int64)
         self.best, self.worth, self.s = best, worth, s
 
@@ -65,8 +66,7 @@ class _Head:
 
     def _leaving(self, retained: BoolArray) -> npt.NDArray[np.intp]:
         """Tokens that may go, those first that are worth least."""
-        guard = (self.position < self.s.n_sink) | (self.position > self.position.max(initial=0) - self.s.n_recent)
-        tokens = np.flatnonzero(retained & self.valid & ~guard)
+        tokens = np.flatnonzero(retained & self.valid & ~self.guard)
         worth = np.where(np.isnan(self.worth), -np.inf, self.worth)[tokens]
         return tokens[np.argsort(worth, kind="stable")]
 

@@ -189,7 +189,7 @@ def _repaired_keys(cfg: Compression, layer: policies.LayerView) -> npt.NDArray[n
     if cfg.repair_space == cfg.key_space:
         return layer.compared_keys
     try:
-        return layer.keys_in(cfg.repair_space)
+        return layer.unrotated_keys
     except UnsupportedModelError as e:
         layer.note(f"keys are compared with their rotation: {e}")
         return layer.keys

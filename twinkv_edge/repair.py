@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import coverage
-from .backends import KeyBatch, RepairSettings
+from .backends import REPAIR_MODES, KeyBatch, RepairSettings
 from .errors import InputError
 from .twins import (
     active_backend,
@@ -41,7 +41,7 @@ from .twins import (
 
 __all__ = ["MODES", "Repair", "repair"]
 
-MODES = ("paper", "consistent", "coverage")
+MODES = REPAIR_MODES
 SHARE = 1 / 3  # of the budget, that coverage swaps at most (docs/repair.md: what was tried)
 
 
@@ -153,7 +153,7 @@ def _repair_all(
         covered = best[head] >= np.float32(s.tau)
         orphans = np.flatnonzero(~retained[head] & ~covered & valid)
         orphans = orphans[np.argsort(best[head, orphans], kind="stable")]
-        donors = np.flatnonzero(retained[head] & covered & ~_protected(batch.positions_of(head), s))
+        donors = np.flatnonzero(retained[head] & covered & ~s.protected(batch.positions_of(head)))
         donors = donors[np.argsort(-best[head, donors], kind="stable")]
         stats[head] = 0, len(orphans), len(donors)
         if s.mode == "consistent":
@@ -164,12 +164,6 @@ def _repair_all(
         out[head, orphans[:m]] = True
         stats[head, 0] = m
     return out, stats
-
-
-def _protected(positions: npt.NDArray[np.int32], s: RepairSettings) -> npt.NDArray[np.bool_]:
-    p = positions.astype(np.int64)
-    protected: npt.NDArray[np.bool_] = (p < s.n_sink) | (p > p.max(initial=0) - s.n_recent)
-    return protected
 
 
 def _admit(

@@ -24,9 +24,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["KeyBatch", "Positions", "RepairSettings", "threads"]
+__all__ = ["REPAIR_MODES", "KeyBatch", "Positions", "RepairSettings", "threads"]
 
 Positions = npt.NDArray[np.int32]
+REPAIR_MODES = ("paper", "consistent", "coverage")  # as numbered in twinkv.h
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,12 @@ class RepairSettings:
     n_recent: int
     share: float
     n_threads: int | None
+
+    def protected(self, positions: Positions) -> npt.NDArray[np.bool_]:
+        """Sinks and recent tokens, which are never evicted: bool ``[n]`` for int32 ``[n]``."""
+        p = positions.astype(np.int64)
+        guard: npt.NDArray[np.bool_] = (p < self.n_sink) | (p > p.max(initial=0) - self.n_recent)
+        return guard
 
 
 def threads(n_threads: int | None) -> int:

@@ -9,11 +9,9 @@ import numpy.typing as npt
 
 from .._install import native as _native
 from .._install import reason
-from . import KeyBatch, RepairSettings
+from . import REPAIR_MODES, KeyBatch, RepairSettings
 
 __all__ = ["arguments", "best_twin", "invalid_keys", "module", "repair", "twin_counts", "unavailable"]
-
-_MODES = ("paper", "consistent", "coverage")  # as numbered in twinkv.h
 
 
 def unavailable() -> str | None:
@@ -83,7 +81,7 @@ def repair(
         _keys(batch),
         _positions(batch),
         out.view(np.uint8),
-        _MODES.index(settings.mode),
+        REPAIR_MODES.index(settings.mode),
         settings.tau,
         settings.window,
         settings.n_sink,

@@ -1,14 +1,12 @@
 """KVPress as a configuration of `bench memory`, in a process of its own: the protocol of `memory_child`, on PyTorch.
 
-It reads the same GGUF file through transformers, which dequantizes it, into bfloat16: the type that checkpoints are
-published in and transformers keeps unless told otherwise, and two bytes a number in the cache as llama.cpp's f16. Its
-weights and libraries are therefore not ours: a job of kind "weights" measures them, and they are what is subtracted.
+It reads the same GGUF file through transformers, which dequantizes it into bfloat16: two bytes a number in the cache, as
+llama.cpp's f16. Its weights and libraries are therefore not ours: a job of kind "weights" measures them, and they are
+what is subtracted.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
 import importlib.util
 import json
@@ -19,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from .. import models
+from .._install import native
 from .clock import median
 from .memory_child import process_bytes, prompt, reset_peak
 
@@ -71,8 +70,7 @@ def open_model(job: dict[str, Any]) -> Any:
 def trim() -> None:
     """Gives freed memory back: kept by malloc, it would be reused later and hide what that costs."""
     gc.collect()
-    with contextlib.suppress(AttributeError, OSError):  # not glibc
-        ctypes.CDLL(None).malloc_trim(0)
+    native.trim_heap()
 
 
 def cache_bytes(cache: Any) -> int:

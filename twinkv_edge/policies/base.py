@@ -108,15 +108,10 @@ class LayerView:
         """The keys in the key space in which twins are looked for, float32 [H, n, d or d/2]."""
         return self.transform_keys(self.keys)
 
-    def keys_in(self, space: str) -> FloatArray:
-        """The keys in any key space (see `Compression`), float32 [H, n, d or d/2]."""
-        if space not in self._keys_in:
-            self._keys_in[space] = self.transform_keys(self.keys, space)
-        return self._keys_in[space]
-
     @cached_property
-    def _keys_in(self) -> dict[str, FloatArray]:
-        return {}
+    def unrotated_keys(self) -> FloatArray:
+        """The keys with RoPE taken back, whatever space twins are looked for in, float32 [H, n, d]."""
+        return self.transform_keys(self.keys, "unrotated")
 
     def last_queries(self, window: int) -> Window:
         """Queries of the last `window` tokens, as attention used them (after RoPE): queries float32 [w, n_head, d] and
