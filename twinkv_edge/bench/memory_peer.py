@@ -1,6 +1,6 @@
 """KVPress as a configuration of `bench memory`, in a process of its own: the protocol of `memory_child`, on PyTorch.
 
-It reads the same GGUF file through transformers, which dequantizes it into bfloat16: two bytes a number in the cache, as
+It reads the same GGUF file through transformers, which dequantizes it into bfloat16: two bytes a number of cache, as
 llama.cpp's f16. Its weights and libraries are therefore not ours: a job of kind "weights" measures them, and they are
 what is subtracted.
 """
