@@ -1,4 +1,4 @@
-"""One question about a document, answered from half of the cache.
+"""One question about a document, answered from 70 % of the cache.
 
 python examples/ask.py [FILE] [QUESTION]
 """
@@ -15,7 +15,7 @@ messages = [{"role": "user", "content": f"{file.read_text(encoding='utf-8')}\n\n
 
 model = tk.models.default_model()
 prompt = ChatPrompt(Vocabulary.load(model)).begin(messages)
-llm = tk.CompressedLlama(str(model), n_ctx=8192, compression=tk.Compression(policy="knorm", ratio=0.5))
+llm = tk.CompressedLlama(str(model), n_ctx=8192, compression=tk.Compression(policy="knorm", ratio=0.3))
 
 llm.eval(prompt[:-1])  # all but the last token: the answer's first one then sees the compressed cache already
 report = llm.compress()

@@ -164,7 +164,9 @@ def test_compress_compares_in_the_space(space: str, evaluated: tk.CompressedLlam
     from twinkv_edge import pipeline
 
     plans = [
-        pipeline.make_plan(evaluated.kv, tk.Compression(policy="knorm", ratio=0.5, key_space=name, tau=0.9), 0.9)
+        pipeline.make_plan(
+            evaluated.kv, tk.Compression(policy="knorm", ratio=0.5, key_space=name, repair="paper", tau=0.9), 0.9
+        )
         for name in ("rope", space)
     ]
     assert plans[0].retained.sum() == plans[1].retained.sum()

@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import numpy.typing as npt
 
-from .backends import KeyBatch, RepairSettings
+from .backends import KeyBatch, Ranking, RepairSettings
 from .backends.numpy import normalize, similarity
 
 FloatArray = npt.NDArray[np.float32]
@@ -17,23 +17,24 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 def repair_all(
-    module: ModuleType, batch: KeyBatch, retained: BoolArray, s: RepairSettings, priority: FloatArray | None
+    module: ModuleType, batch: KeyBatch, retained: BoolArray, s: RepairSettings, ranking: Ranking
 ) -> tuple[BoolArray, npt.NDArray[np.int64]]:
     """All heads: the new sets, bool ``[B, n]``, and swaps, orphans and donors, int64 ``[B, 3]``."""
     best = module.best_twin(batch, retained, s.window, s.n_threads)
     out, stats = retained.copy(), np.zeros((batch.n_heads, 3), np.int64)
     for head in range(batch.n_heads):
-        worth = np.arange(batch.n, dtype=np.float32) if priority is None else priority[head]
-        stats[head] = _Head(batch, head, best[head], worth, s).swap(out[head])
+        stats[head] = _Head(batch, head, best[head], ranking, s).swap(out[head])
     return out, stats
 
 
 class _Head:
-    def __init__(self, batch: KeyBatch, head: int, best: FloatArray, worth: FloatArray, s: RepairSettings) -> None:
+    def __init__(self, batch: KeyBatch, head: int, best: FloatArray, ranking: Ranking, s: RepairSettings) -> None:
         self.unit, self.valid = normalize(batch.keys[head])
         self.guard = s.protected(batch.positions_of(head))
         self.position = batch.positions_of(head).astype(np.int64)
-        self.best, self.worth, self.s = best, worth, s
+        self.worth = np.arange(batch.n, dtype=np.float32) if ranking.priority is None else ranking.priority[head]
+        self.weight = np.ones(batch.n, np.float32) if ranking.weight is None else ranking.weight[head]
+        self.best, self.s = best, s
 
     def swap(self, retained: BoolArray) -> tuple[int, int, int]:
         """Rewrites retained [n]; returns swaps, orphans and donors."""
@@ -42,24 +43,23 @@ class _Head:
         donors = self._leaving(retained)
         if not outside.any() or not donors.size:
             return 0, 0, 0
-        orphans = np.count_nonzero(self.best[outside] < self.best[donors].max())
-        could_go = np.count_nonzero(self.best[donors] > self.best[outside].min())
-        limit = math.floor(s.share * int(retained.sum()))
+        margin = np.float32(s.margin)
+        orphans = np.count_nonzero(self.best[outside] + margin < self.best[donors].max())
+        could_go = np.count_nonzero(self.best[donors] > self.best[outside].min() + margin)
+        limit = math.floor(s.share * min(int(retained.sum()), int((~retained).sum())))
         given, stays = np.flatnonzero(retained), retained.copy()
-        covered = np.where(outside, self.best, np.float32(np.inf))
+        covered = self.best.copy()
         queue = iter(donors)
         swaps = 0
         while swaps < limit:
-            orphan = int(covered.argmin())
-            if not np.isfinite(covered[orphan]):
-                break
-            donor = self._release(queue, covered[orphan], given, stays)
+            orphan = int(np.where(outside, (np.float32(1) - covered) * self.weight, np.float32(-1)).argmax())
+            donor = self._release(queue, covered[orphan] + margin, given, stays) if outside[orphan] else None
             if donor is None:
                 break
             stays[donor] = retained[donor] = False
             retained[orphan] = True
-            covered[orphan] = np.inf
-            rest = np.flatnonzero(np.isfinite(covered))
+            outside[orphan] = False
+            rest = np.flatnonzero(outside)
             covered[rest] = np.maximum(covered[rest], self._similar(orphan, rest))
             swaps += 1
         return swaps, int(orphans), int(could_go)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from . import policies, select, twins, views
 from ._install import native
 from .compression import Compression, kept_tokens
+from .content import content
 from .errors import CacheStateError, InputError, UnsupportedModelError
 from .kv_cache import KVCache
 from .repair import repair
@@ -166,8 +168,9 @@ def repair_part(
     if cfg.repair == "none":
         return retained
     with plan.timed("repair"):
+        vectors, weight = _compared(cfg, part.view)
         done = repair(
-            _repaired_keys(cfg, part.view),
+            vectors,
             retained,
             tau=tau,
             local_window=cfg.local_window,
@@ -176,6 +179,7 @@ def repair_part(
             mode=cfg.repair_mode,
             positions=part.view.positions,
             priority=scores,
+            weight=weight,
         )
         plan.swaps += int(np.sum(done.n_swaps))
         plan.orphans += int(np.sum(done.n_orphans))
@@ -184,15 +188,23 @@ def repair_part(
     return done.retained
 
 
-def _repaired_keys(cfg: Compression, layer: policies.LayerView) -> npt.NDArray[np.float32]:
-    """The keys that the repair compares, float32 [H, n, d]: as they are where their rotation cannot be taken back."""
+def _compared(cfg: Compression, layer: policies.LayerView) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32] | None]:
+    """What the repair compares, [H, n, ...], and what each token's lack of cover costs, float32 [H, n].
+
+    The paper's rules compare keys. Coverage compares keys and values; keys as they are where their rotation cannot be
+    taken back.
+    """
+    if cfg.repair_mode != "coverage":
+        return layer.compared_keys, None
+    views.check_values(layer)
     if cfg.repair_space == cfg.key_space:
-        return layer.compared_keys
+        return content(layer.compared_keys, layer.values)
     try:
-        return layer.unrotated_keys
+        keys = layer.unrotated_keys
     except UnsupportedModelError as e:
         layer.note(f"keys are compared with their rotation: {e}")
-        return layer.keys
+        keys = layer.keys
+    return content(keys, layer.values)
 
 
 def check_total(cfg: Compression, policy: policies.Policy, left: int) -> None:

@@ -11,14 +11,15 @@ all be admitted.
 admitted; donors oldest first, none that is the last surviving twin of itself or of a token evicted before.
 After it, every token the repair evicted still has a twin in the retained set.
 ``mode="coverage"`` has no threshold. A token is *covered* as well as the retained token most like it is like it. The
-least covered token outside comes in, judged against those that came in before it too; for it goes, of the tokens that
-others of the set, still there, cover better, the one that the policy thinks worth least. At most ``share`` of the
-budget is swapped. It is meant for keys with RoPE taken back: what a token says then counts, not where it stands
-(`docs/repair.md` says why, and what was tried).
+token outside whose lack of cover, times its weight, is largest comes in, judged against those that came in before it
+too; for it goes, of the tokens that others of the set, still there, cover better by ``margin``, the one that the policy
+thinks worth least. It is meant for what :func:`twinkv_edge.content.content` makes of keys and values (`docs/repair.md`
+says why, and what was tried).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -27,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import coverage
-from .backends import REPAIR_MODES, KeyBatch, RepairSettings
+from .backends import NO_RANKING, REPAIR_MODES, KeyBatch, Ranking, RepairSettings
 from .errors import InputError
 from .twins import (
     active_backend,
@@ -42,7 +43,8 @@ from .twins import (
 __all__ = ["MODES", "Repair", "repair"]
 
 MODES = REPAIR_MODES
-SHARE = 1 / 3  # of the budget, that coverage swaps at most (docs/repair.md: what was tried)
+SHARE = 0.25  # of what is kept or evicted, whichever is less, that coverage swaps at most (docs/repair.md)
+MARGIN = 0.06  # by which what goes must be covered better than what comes in (docs/repair.md: what was tried)
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,9 @@ def repair(
     mode: str = "paper",
     positions: npt.ArrayLike | None = None,
     priority: npt.ArrayLike | None = None,
+    weight: npt.ArrayLike | None = None,
     share: float = SHARE,
+    margin: float = MARGIN,
     backend: str = "auto",
     n_threads: int | None = None,
 ) -> Repair:
@@ -92,7 +96,11 @@ def repair(
         positions: true positions, int32 ``[n]`` or ``[..., n]``, strictly ascending; None means 0..n-1.
         priority: for "coverage", what retained tokens are worth, float32 ``[..., n]``: the policy's scores. Low ones go
             first, NaN lowest. None: the older a token, the sooner it goes.
-        share: for "coverage", the largest part of a head's budget that is swapped, in [0, 1].
+        weight: for "coverage", what it costs that a token is not covered, float32 ``[..., n]``, finite and not
+            negative. None: all cost the same.
+        share: for "coverage", the largest part of a head's budget, or of what it evicted where that is less, that is
+            swapped, in [0, 1].
+        margin: for "coverage", by how much better what goes must be covered than what comes in for it, in [0, 2].
         backend, n_threads: as for :func:`twinkv_edge.twin_counts`.
 
     Raises:
@@ -110,35 +118,45 @@ def repair(
         check_window(local_window),
         check_window(n_sink, "n_sink"),
         check_window(n_recent, "n_recent"),
-        _check_share(share),
+        _check_part(share, "share", "the part of the budget that may be swapped", 1),
+        _check_part(margin, "margin", "how much better covered what goes must be", 2),
         check_threads(n_threads),
     )
-    worth = None if priority is None or mode != "coverage" else _check_priority(priority, shape).reshape(mask.shape)
+    ranking = _ranking(priority, weight, shape) if mode == "coverage" else NO_RANKING
     module = backend_module(backend)
     if hasattr(module, "repair"):
-        out, stats = module.repair(batch, mask, settings, worth)
+        out, stats = module.repair(batch, mask, settings, ranking)
     elif mode == "coverage":
-        out, stats = coverage.repair_all(module, batch, mask, settings, worth)
+        out, stats = coverage.repair_all(module, batch, mask, settings, ranking)
     else:
         out, stats = _repair_all(module, batch, mask, settings)
     swaps, orphans, donors = (stats[:, k].reshape(shape[:-1]) if shape[:-1] else int(stats[0, k]) for k in range(3))
     return Repair(out.reshape(shape), swaps, orphans, donors, active_backend(backend))
 
 
-def _check_share(share: float) -> float:
-    if not (isinstance(share, int | float) and 0 <= share <= 1):
-        raise InputError(f"share is {share!r}: give the part of the budget that may be swapped, from 0 to 1")
-    return float(share)
+def _check_part(value: float, name: str, meaning: str, most: int) -> float:
+    if not (isinstance(value, int | float) and 0 <= value <= most):
+        raise InputError(f"{name} is {value!r}: give {meaning}, from 0 to {most}")
+    return float(value)
 
 
-def _check_priority(priority: npt.ArrayLike, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    values = np.asarray(priority)
+def _ranking(priority: npt.ArrayLike | None, weight: npt.ArrayLike | None, shape: tuple[int, ...]) -> Ranking:
+    worth, cost = _per_token(priority, "priority", shape), _per_token(weight, "weight", shape)
+    if cost is not None and not (np.isfinite(cost) & (cost >= 0)).all():
+        raise InputError("weight must be finite and not negative for every token")
+    return Ranking(worth, cost)
+
+
+def _per_token(given: npt.ArrayLike | None, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32] | None:
+    """float32 [B, n], or None for nothing."""
+    if given is None:
+        return None
+    values = np.asarray(given)
     if values.shape != shape or values.dtype.kind not in "fiu":
         raise InputError(
-            f"priority must be numbers of the shape {list(shape)}, one per token, not {values.dtype} "
-            f"{list(values.shape)}"
+            f"{name} must be numbers of the shape {list(shape)}, one per token, not {values.dtype} {list(values.shape)}"
         )
-    return np.ascontiguousarray(values, dtype=np.float32)
+    return np.ascontiguousarray(values, dtype=np.float32).reshape(math.prod(shape[:-1]), shape[-1])
 
 
 def _repair_all(

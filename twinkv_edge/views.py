@@ -118,11 +118,20 @@ def _view(
 
 def check_keys(layer: LayerView) -> None:
     """Raises CacheStateError when a key is not finite or has no length: similarity and norms mean nothing there."""
-    norms = np.linalg.norm(layer.keys, axis=-1)
-    bad = ~np.isfinite(norms) | (norms == 0)
-    if bad.any():
-        head, cell = np.argwhere(bad)[0]
+    norms: FloatArray = np.linalg.norm(layer.keys, axis=-1)
+    _refuse(layer, ~np.isfinite(norms) | (norms == 0), "keys", "finite or zero")
+
+
+def check_values(layer: LayerView) -> None:
+    """Raises CacheStateError when a value is not finite."""
+    _refuse(layer, ~np.isfinite(layer.values).all(axis=-1), "values", "finite")
+
+
+def _refuse(layer: LayerView, bad: npt.ArrayLike, what: str, must: str) -> None:
+    where = np.argwhere(bad)
+    if len(where):
+        head, cell = where[0]
         raise CacheStateError(
-            f"{int(bad.sum())} keys of layer {layer.index} are not finite or zero (the first: head {head}, token "
+            f"{len(where)} {what} of layer {layer.index} are not {must} (the first: head {head}, token "
             f"{layer.positions[head, cell]}): the model's weights are broken or its activations overflow"
         )

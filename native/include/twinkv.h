@@ -99,22 +99,27 @@ typedef struct twinkv_repair_params {
     int64_t local_window;
     int64_t n_sink;   /* tokens at positions < n_sink are never evicted */
     int64_t n_recent; /* nor those at positions > last position - n_recent */
-    double share;     /* of TWINKV_REPAIR_COVERAGE: at most floor(share * retained tokens) swaps per head; in [0, 1] */
+    /* of TWINKV_REPAIR_COVERAGE: */
+    double share; /* at most floor(share * min(retained, evicted tokens)) swaps per head; in [0, 1] */
+    float margin; /* a donor is covered better than the token that comes in for it by more than this; in [0, 2] */
 } twinkv_repair_params;
 
 typedef struct twinkv_repair_stats {
     int64_t n_swaps, n_orphans, n_donors; /* orphans and donors as judged against the set given; of
                                              TWINKV_REPAIR_COVERAGE: tokens less covered than some donor, and donors
-                                             covered better than some token that is out */
+                                             covered better than some token that is out,
+                                             by more than the margin */
 } twinkv_repair_stats;
 
 /* Section 3.4: swaps redundant donors for orphans within the budget. retained [n_heads, n] is rewritten in place,
  * as many tokens per head as before; stats [n_heads]. A key without direction is never admitted.
  * best [n_heads, n]: what twinkv_best_twin() gives for the same keys and set, if it is known; else NULL.
  * priority [n_heads, n], of TWINKV_REPAIR_COVERAGE: what retained tokens are worth, as a policy scores them; NULL: the
- * later a token, the more. */
+ * later a token, the more.
+ * weight [n_heads, n], of TWINKV_REPAIR_COVERAGE: what it costs that a token is not covered, finite and not negative;
+ * NULL: all cost the same. */
 TWINKV_API twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_repair_params* params, int n_threads,
-                                       const float* best, const float* priority, uint8_t* retained,
+                                       const float* best, const float* priority, const float* weight, uint8_t* retained,
                                        twinkv_repair_stats* stats);
 
 /* The same on a device of ggml (a graph on its backend), named as ggml_backend_dev_name() names it: "CPU", "Metal",

@@ -73,12 +73,12 @@ void bind_twins(nb::module_& m) {
     m.def(
         "repair",
         [](Keys keys, Positions positions, PerToken<uint8_t> retained, int mode, float tau, int64_t local_window,
-           int64_t n_sink, int64_t n_recent, double share, int n_threads,
+           int64_t n_sink, int64_t n_recent, double share, float margin, int n_threads,
            std::optional<Array<const float, nb::ndim<2>>> best, std::optional<Array<const float, nb::ndim<2>>> priority,
-           Array<int64_t, nb::ndim<2>> stats) {
+           std::optional<Array<const float, nb::ndim<2>>> weight, Array<int64_t, nb::ndim<2>> stats) {
             const twinkv_keys k = keys_of(keys, positions);
             check_per_token(k, retained.shape(0), retained.shape(1));
-            for (const auto* values : {&best, &priority}) {
+            for (const auto* values : {&best, &priority, &weight}) {
                 if (*values) {
                     check_per_token(k, (*values)->shape(0), (*values)->shape(1));
                 }
@@ -87,15 +87,16 @@ void bind_twins(nb::module_& m) {
             if (int64_t(stats.shape(0)) != k.n_heads || stats.shape(1) != 3) {
                 throw nb::value_error("stats must be [n_heads, 3]");
             }
-            const twinkv_repair_params params{twinkv_repair_mode(mode), tau, local_window, n_sink, n_recent, share};
+            const twinkv_repair_params params{
+                twinkv_repair_mode(mode), tau, local_window, n_sink, n_recent, share, margin};
             call([&] {
                 return twinkv_repair(&k, &params, n_threads, best ? best->data() : nullptr,
-                                     priority ? priority->data() : nullptr, retained.data(),
-                                     reinterpret_cast<twinkv_repair_stats*>(stats.data()));
+                                     priority ? priority->data() : nullptr, weight ? weight->data() : nullptr,
+                                     retained.data(), reinterpret_cast<twinkv_repair_stats*>(stats.data()));
             });
         },
         "keys"_a, "positions"_a.none(), "retained"_a, "mode"_a, "tau"_a, "local_window"_a, "n_sink"_a, "n_recent"_a,
-        "share"_a, "n_threads"_a, "best"_a.none(), "priority"_a.none(), "stats"_a);
+        "share"_a, "margin"_a, "n_threads"_a, "best"_a.none(), "priority"_a.none(), "weight"_a.none(), "stats"_a);
     m.def(
         "device_twin_counts",
         [](std::string device, Keys keys, Positions positions, float tau, int64_t local_window, int n_threads,

@@ -63,13 +63,18 @@ twinkv_status twinkv_invalid_keys(const twinkv_keys* keys, int n_threads, uint8_
 }
 
 twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_repair_params* params, int n_threads,
-                            const float* best, const float* priority, uint8_t* retained, twinkv_repair_stats* stats) {
+                            const float* best, const float* priority, const float* weight, uint8_t* retained,
+                            twinkv_repair_stats* stats) {
     return twinkv::guard([&] {
         twinkv::require(params != nullptr, "params are missing");
         twinkv::check_call(keys, params->local_window);
         const bool coverage = params->mode == TWINKV_REPAIR_COVERAGE;
         if (coverage) {
             twinkv::require(params->share >= 0 && params->share <= 1, "share must lie in [0, 1]");
+            twinkv::require(params->margin >= 0 && params->margin <= 2, "margin must lie in [0, 2]");
+            twinkv::require(!weight || std::all_of(weight, weight + keys->n_heads * keys->n,
+                                                   [](float w) { return w >= 0 && std::isfinite(w); }),
+                            "weights must be finite and not negative");
         } else {
             twinkv::check_tau(params->tau);
         }
@@ -82,7 +87,8 @@ twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_repair_params*
             const auto head = twinkv::load_head(*keys, h, params->local_window, threads);
             const auto of_head = [&](const float* values) { return values ? values + h * keys->n : nullptr; };
             uint8_t* kept = result.data() + h * keys->n;
-            stats[h] = coverage ? twinkv::cover({head, threads}, *params, of_head(best), of_head(priority), kept)
+            stats[h] = coverage ? twinkv::cover({head, threads}, *params, of_head(best), of_head(priority),
+                                                of_head(weight), kept)
                                 : twinkv::repair({head, threads}, *params, of_head(best), kept);
         });
         std::copy(result.begin(), result.end(), retained);

@@ -1,5 +1,5 @@
-// The repair by coverage (docs/repair.md): the least covered tokens come in, one after the other, each judged against
-// those that came in before it; for each goes the token worth least of those that are better covered.
+// The repair by coverage (docs/repair.md): the tokens whose lack of cover costs most come in, one after the other, each
+// judged against those that came in before it; for each goes the token worth least of those that are better covered.
 #include "twins/twins.hpp"
 
 #include <algorithm>
@@ -67,32 +67,34 @@ class Comparison {
     std::array<float, at_once> products_;
 };
 
-// Tokens that are out, the least covered one first. What came in covers them too, which is looked up only for those
-// that get to the front: a token's best only grows, so one that is first with its true best is the least covered.
+// Tokens that are out, the one first whose lack of cover costs most. What came in covers them too, which is looked up
+// only for those that get to the front: a token's best only grows and what it lacks shrinks, so one that is first with
+// its true best is the first.
 class Outside {
   public:
-    Outside(const Context& context, const std::vector<float>& best, const uint8_t* retained) : compare_(context) {
+    Outside(const Context& context, const std::vector<float>& best, const float* weight, const uint8_t* retained)
+        : compare_(context), weight_(weight) {
         const Head& head = context.head;
         seen_.assign(size_t(head.n), 0);
         for (int64_t i = 0; i < head.n; ++i) {
             if (!retained[i] && head.valid[size_t(i)]) {
-                queue_.push({best[size_t(i)], int32_t(i)});
+                queue_.push(entry(int32_t(i), best[size_t(i)]));
             }
         }
     }
 
-    // The least covered token, ties to the earlier one; false when all are in.
+    // The token that lacks most, and how well it is covered; ties to the earlier one; false when all are in.
     bool top(float* best, int32_t* token) {
         while (!queue_.empty()) {
-            const Entry entry = queue_.top();
-            const float now = covered_now(entry);
-            if (now == entry.best) {
-                *best = entry.best;
-                *token = entry.token;
+            const Entry first = queue_.top();
+            const float now = covered_now(first);
+            if (now == first.best) {
+                *best = first.best;
+                *token = first.token;
                 return true;
             }
             queue_.pop();
-            queue_.push({now, entry.token});
+            queue_.push(entry(first.token, now));
         }
         return false;
     }
@@ -107,12 +109,16 @@ class Outside {
 
   private:
     struct Entry {
-        float best;
+        float lack, best;
         int32_t token;
         bool operator<(const Entry& other) const { // a queue gives the largest first
-            return best != other.best ? best > other.best : token > other.token;
+            return lack != other.lack ? lack < other.lack : token > other.token;
         }
     };
+
+    Entry entry(int32_t token, float best) const {
+        return {(1.0f - best) * (weight_ ? weight_[token] : 1.0f), best, token};
+    }
 
     // How well the token is covered, those included that came in since this was last asked.
     float covered_now(const Entry& entry) {
@@ -130,12 +136,13 @@ class Outside {
     }
 
     Comparison compare_;
+    const float* weight_;
     std::priority_queue<Entry> queue_;
     std::vector<size_t> seen_; // [n], of the admitted
     std::vector<int32_t> admitted_;
 };
 
-// Who may go: a token of the set given that another one of it, still there, covers better than an orphan is covered.
+// Who may go: a token of the set given that another one of it, still there, covers well enough.
 class Inside {
   public:
     Inside(const Context& context, std::vector<int32_t> donors, const std::vector<float>& best, const uint8_t* retained)
@@ -147,8 +154,7 @@ class Inside {
         }
     }
 
-    // The next that may go for an orphan covered by `covered`, or -1. Those passed over may not go later either:
-    // orphans are covered better and better, and the set only shrinks.
+    // The next that is covered better than `covered`, or -1. Those passed over have had their turn.
     int32_t release(float covered) {
         while (next_ < donors_.size()) {
             const int32_t token = donors_[next_++];
@@ -185,8 +191,8 @@ class Inside {
 };
 
 // How many tokens are less covered than the best covered donor, and how many donors are covered better than the least
-// covered token: those among which swaps can happen.
-void count(const Head& head, const std::vector<float>& best, const uint8_t* retained,
+// covered token, by more than the margin: those among which swaps can happen.
+void count(const Head& head, const std::vector<float>& best, const uint8_t* retained, float margin,
            const std::vector<int32_t>& donors, twinkv_repair_stats* stats) {
     float most = -infinity, least = infinity;
     for (int32_t j : donors) {
@@ -195,16 +201,17 @@ void count(const Head& head, const std::vector<float>& best, const uint8_t* reta
     for (int64_t i = 0; i < head.n; ++i) {
         if (!retained[i] && head.valid[size_t(i)]) {
             least = std::min(least, best[size_t(i)]);
-            stats->n_orphans += best[size_t(i)] < most;
+            stats->n_orphans += best[size_t(i)] + margin < most;
         }
     }
-    stats->n_donors = std::count_if(donors.begin(), donors.end(), [&](int32_t j) { return best[size_t(j)] > least; });
+    stats->n_donors =
+        std::count_if(donors.begin(), donors.end(), [&](int32_t j) { return best[size_t(j)] > least + margin; });
 }
 
 } // namespace
 
 twinkv_repair_stats cover(const Context& context, const twinkv_repair_params& params, const float* known,
-                          const float* priority, uint8_t* retained) {
+                          const float* priority, const float* weight, uint8_t* retained) {
     const Head& head = context.head;
     std::vector<float> best(size_t(head.n));
     if (known) {
@@ -213,19 +220,19 @@ twinkv_repair_stats cover(const Context& context, const twinkv_repair_params& pa
         best_twin(context, retained, infinity, infinity, best.data());
     }
     const auto budget = std::count_if(retained, retained + head.n, [](uint8_t r) { return r != 0; });
-    const auto limit = size_t(std::floor(params.share * double(budget)));
+    const auto limit = size_t(std::floor(params.share * double(std::min<int64_t>(budget, head.n - budget))));
     std::vector<int32_t> donors = leaving(head, params, priority, retained), released;
     twinkv_repair_stats stats{};
-    count(head, best, retained, donors, &stats);
+    count(head, best, retained, params.margin, donors, &stats);
     if (limit == 0 || stats.n_orphans == 0) {
         return stats;
     }
-    Outside outside(context, best, retained);
+    Outside outside(context, best, weight, retained);
     Inside inside(context, std::move(donors), best, retained);
     float covered = 0;
     int32_t orphan = 0;
     while (released.size() < limit && outside.top(&covered, &orphan)) {
-        const int32_t donor = inside.release(covered);
+        const int32_t donor = inside.release(covered + params.margin);
         if (donor < 0) {
             break;
         }

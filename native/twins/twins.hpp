@@ -39,7 +39,8 @@ twinkv_repair_stats repair(const Context& context, const twinkv_repair_params& p
                            uint8_t* retained);
 
 // The same by coverage. priority [n]: what the tokens of the set are worth, or null: the later, the more.
+// weight [n]: what it costs that a token is not covered, or null: all cost the same.
 twinkv_repair_stats cover(const Context& context, const twinkv_repair_params& params, const float* best,
-                          const float* priority, uint8_t* retained);
+                          const float* priority, const float* weight, uint8_t* retained);
 
 } // namespace twinkv

@@ -206,11 +206,11 @@ void test_api(const Kernels& kernels, int type, int64_t n, int64_t d, int64_t n_
           twinkv_last_error());
     CHECK(device_counts == counts && device_best == best, "ggml's CPU device differs, type %d", type);
     for (auto mode : {TWINKV_REPAIR_PAPER, TWINKV_REPAIR_CONSISTENT, TWINKV_REPAIR_COVERAGE}) {
-        const twinkv_repair_params params{mode, 0.9f, 6, 4, 16, 0.5};
+        const twinkv_repair_params params{mode, 0.9f, 6, 4, 16, 0.5, 0.05f};
         auto repaired = retained;
         std::vector<twinkv_repair_stats> stats{size_t(n_heads)};
-        CHECK(twinkv_repair(&keys, &params, 2, nullptr, nullptr, repaired.data(), stats.data()) == TWINKV_OK, "%s",
-              twinkv_last_error());
+        CHECK(twinkv_repair(&keys, &params, 2, nullptr, nullptr, nullptr, repaired.data(), stats.data()) == TWINKV_OK,
+              "%s", twinkv_last_error());
         for (int64_t h = 0; h < n_heads; ++h) {
             const auto count = [&](const std::vector<uint8_t>& set) {
                 return std::accumulate(set.begin() + h * n, set.begin() + (h + 1) * n, 0);

@@ -8,7 +8,7 @@ A backend module has
 
 and one of
 
-    repair(batch, retained, settings, priority)
+    repair(batch, retained, settings, ranking)
         -> bool [B, n], int64 [B, 3]                                 the new sets; swaps, orphans and donors
     twin_rows(batch, head, rows, columns, tau, window, n_threads)
         -> bool [rows, columns]                                      sim >= tau: what a repair here is made of
@@ -66,6 +66,7 @@ class RepairSettings:
     n_sink: int
     n_recent: int
     share: float
+    margin: float
     n_threads: int | None
 
     def protected(self, positions: Positions) -> npt.NDArray[np.bool_]:
@@ -73,6 +74,17 @@ class RepairSettings:
         p = positions.astype(np.int64)
         guard: npt.NDArray[np.bool_] = (p < self.n_sink) | (p > p.max(initial=0) - self.n_recent)
         return guard
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What coverage ranks a head's tokens by, float32 ``[B, n]`` each (:func:`twinkv_edge.repair` says how)."""
+
+    priority: npt.NDArray[np.float32] | None = None
+    weight: npt.NDArray[np.float32] | None = None
+
+
+NO_RANKING = Ranking()
 
 
 def threads(n_threads: int | None) -> int:

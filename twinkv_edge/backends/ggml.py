@@ -11,7 +11,7 @@ import os
 import numpy as np
 import numpy.typing as npt
 
-from . import KeyBatch, RepairSettings, native
+from . import NO_RANKING, KeyBatch, Ranking, RepairSettings, native
 
 __all__ = ["best_twin", "device", "repair", "twin_counts", "unavailable"]
 
@@ -55,8 +55,8 @@ def repair(
     batch: KeyBatch,
     retained: npt.NDArray[np.bool_],
     settings: RepairSettings,
-    priority: npt.NDArray[np.float32] | None = None,
+    ranking: Ranking = NO_RANKING,
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """The similarities on the device, the swaps beside it (see :mod:`twinkv_edge.backends.native`)."""
     best = best_twin(batch, retained, settings.window, settings.n_threads)
-    return native.repair(batch, retained, settings, priority, best)
+    return native.repair(batch, retained, settings, ranking, best)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from .._install import native as _native
 from .._install import reason
-from . import REPAIR_MODES, KeyBatch, RepairSettings
+from . import NO_RANKING, REPAIR_MODES, KeyBatch, Ranking, RepairSettings
 
 __all__ = ["arguments", "best_twin", "invalid_keys", "module", "repair", "twin_counts", "unavailable"]
 
@@ -67,12 +67,11 @@ def repair(
     batch: KeyBatch,
     retained: npt.NDArray[np.bool_],
     settings: RepairSettings,
-    priority: npt.NDArray[np.float32] | None = None,
+    ranking: Ranking = NO_RANKING,
     best: npt.NDArray[np.float32] | None = None,
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """The repaired sets, bool ``[B, n]``, and each head's swaps, orphans and donors, int64 ``[B, 3]``.
 
-    priority: float32 ``[B, n]``, for "coverage".
     best: float32 ``[B, n]`` as best_twin gives it, where it is known.
     """
     out = np.array(retained, np.bool_, order="C")
@@ -87,9 +86,9 @@ def repair(
         settings.n_sink,
         settings.n_recent,
         settings.share,
+        settings.margin,
         settings.n_threads or 0,
-        None if best is None else np.ascontiguousarray(best),
-        None if priority is None else np.ascontiguousarray(priority),
+        *(None if a is None else np.ascontiguousarray(a) for a in (best, ranking.priority, ranking.weight)),
         stats,
     )
     return out, stats
