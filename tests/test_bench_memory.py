@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,3 +64,36 @@ def test_what_it_refuses(qwen3_tiny: str) -> None:
     broken = [memory.Configuration("oracle", "twinkv_edge", "f16", {"policy": "oracle"})]
     with pytest.raises(TwinKVError, match="oracle"):
         memory.run(qwen3_tiny, n_ctx=512, n_tokens=100, n_after=8, which=broken)
+
+
+def test_a_configuration_that_fails_does_not_cost_the_others(qwen3_tiny: str) -> None:
+    which = [
+        memory.Configuration("oracle", "twinkv_edge", "f16", {"policy": "oracle"}),
+        memory.Configuration("as it is", "llama.cpp", "f16"),
+    ]
+    result = memory.run(qwen3_tiny, n_ctx=512, n_tokens=100, n_after=8, threads=1, which=which)
+    assert [r["name"] for r in result["rows"]] == ["as it is"]
+    assert list(result["left_out"]) == ["oracle"]
+    assert "Without oracle: " in memory.markdown(result)
+
+
+@pytest.mark.parametrize("measured", [0, 1])
+def test_ctrl_c_shows_what_was_measured(measured: int, qwen3_tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, seen = memory._child, []
+
+    def child(job: dict[str, Any], peer: bool = False) -> dict[str, Any]:
+        if job["kind"] != "weights" and len(seen) == measured:
+            raise KeyboardInterrupt
+        seen.extend([job["name"]] if "name" in job else [])
+        return real(job, peer)
+
+    monkeypatch.setattr(memory, "_child", child)
+    which = [memory.Configuration(name, "llama.cpp", "f16") for name in ("first", "second", "third")]
+    arguments: dict[str, Any] = {"n_ctx": 512, "n_tokens": 100, "n_after": 8, "threads": 1, "which": which}
+    if not measured:
+        with pytest.raises(KeyboardInterrupt):
+            memory.run(qwen3_tiny, **arguments)
+        return
+    result = memory.run(qwen3_tiny, **arguments)
+    assert [r["name"] for r in result["rows"]] == ["first"]
+    assert result["left_out"] == {"second": "interrupted", "third": "interrupted"}

@@ -111,14 +111,15 @@ def run(
         of_layers: Layers of the real model, where `model` is its shape with fewer: caches are scaled up to it as well.
 
     Returns:
-        {"model", "n_layer", "of_layers", "n_ctx", "n_tokens", "weights_bytes", "peer_weights_bytes", "rows": [...]};
+        {"model", "n_layer", "of_layers", "n_ctx", "n_tokens", "weights_bytes", "peer_weights_bytes", "rows": [...],
+        "left_out": {configuration: why it failed or was not reached}};
         bytes over the weights, for kind "kvpress" over those that it holds itself
         (peak_prefill, created, prefilled, evicted, end), bytes of the cache (cache_*; llama.cpp's own is touched whole
         when it is made), those of all of_layers (whole_*), and times.
 
     Raises:
         InputError: Lengths that do not fit.
-        TwinKVError: A configuration failed; the message says which and why.
+        TwinKVError: Every configuration failed; the message says why.
     """
     if n_tokens + n_after > n_ctx:
         raise InputError(f"{n_tokens} + {n_after} tokens do not fit n_ctx={n_ctx}: llama.cpp as it is could not run")
@@ -131,17 +132,37 @@ def run(
     peer_base = None
     if any(c.kind == "kvpress" for c in chosen):
         peer_base = _child({**common, "kind": "weights", "name": "KVPress"}, peer=True)["process"] or 0
+    results, left_out = _measured(chosen, common, progress)
+    if not results:
+        raise TwinKVError("; ".join(f"{name}: {why}" for name, why in left_out.items()))
     rows = []
+    for c, result in results:
+        whole = sum(facts.bytes_per_token(c.cache_type, c.cache_type)) * n_ctx
+        rows.append(_row(c, result, (peer_base or 0) if c.kind == "kvpress" else base, whole, scale))
+    about = {"model": facts.name, "n_layer": facts.n_layer, "of_layers": of_layers}
+    sizes = {"weights_bytes": base, "peer_weights_bytes": peer_base}
+    return {**common, **about, **sizes, "rows": rows, "left_out": left_out}
+
+
+def _measured(
+    chosen: Sequence[Configuration], common: dict[str, Any], progress: Callable[[str, int, int], None] | None
+) -> tuple[list[tuple[Configuration, dict[str, Any]]], dict[str, str]]:
+    """What each process found, and why others did not: it failed, or Ctrl-C came when there was something to show."""
+    results: list[tuple[Configuration, dict[str, Any]]] = []
+    left_out: dict[str, str] = {}
     for number, c in enumerate(chosen):
         if progress:
             progress(c.name, number, len(chosen))
         job = {"kind": c.kind, "name": c.name, "type_k": c.cache_type, "type_v": c.cache_type}
-        peer = c.kind == "kvpress"
-        result = _child({**common, **job, "compression": c.compression}, peer)
-        whole = sum(facts.bytes_per_token(c.cache_type, c.cache_type)) * n_ctx
-        rows.append(_row(c, result, (peer_base or 0) if peer else base, whole, scale))
-    about = {"model": facts.name, "n_layer": facts.n_layer, "of_layers": of_layers}
-    return {**common, **about, "weights_bytes": base, "peer_weights_bytes": peer_base, "rows": rows}
+        try:
+            results.append((c, _child({**common, **job, "compression": c.compression}, c.kind == "kvpress")))
+        except TwinKVError as why:
+            left_out[c.name] = str(why).removeprefix(f"{c.name}: ")
+        except KeyboardInterrupt:
+            if not results:
+                raise
+            return results, left_out | {other.name: "interrupted" for other in chosen[number:]}
+    return results, left_out
 
 
 def _row(c: Configuration, result: dict[str, Any], base: int, whole: int, scale: float) -> dict[str, Any]:
@@ -234,7 +255,8 @@ def markdown(result: dict[str, Any]) -> str:
         numbers = [mb(r[key]) for _, key in columns]
         times = [f"{r['prefill_s']:.1f}", f"{r['evict_s']:.2f}" if r["evict_s"] else "", f"{r['decode_ms']:.1f}"]
         lines.append(f"| {r['name']} | {' | '.join(numbers)} | {r['cells']:,} | {' | '.join(times)} |")
-    return "\n".join(lines)
+    lines += ["", *(f"Without {name}: {why}" for name, why in result["left_out"].items())]
+    return "\n".join(lines).rstrip()
 
 
 def _steps(life: list[dict[str, Any]], batches: int) -> list[float]:
