@@ -35,6 +35,8 @@ def direct(keys, retained, options, position, priority, weight):
     while swaps < limit and outside:
         lack = {i: (np.float32(1) - max(first[i], covered(i, now & ~retained))) * cost[i] for i in outside}
         orphan = min(outside, key=lambda i: (-lack[i], i))
+        if lack[orphan] <= 0:
+            break
         need = max(first[orphan], covered(orphan, now & ~retained)) + np.float32(options["margin"])
         while queue and not (first[queue[0]] > need and covered(queue[0], given) > need):
             queue.pop(0)

@@ -46,7 +46,7 @@ class Compression:
     Attributes:
         policy: Name of the eviction policy (`twinkv_edge.policies.names()`).
         ratio: Fraction of the cache that is REMOVED, in [0, 1): the papers' rho (TwinKV, section 3.1).
-        repair: "coverage" (ours: no threshold, keys without RoPE), "paper" (TwinKV section 3.4, judged once),
+        repair: "coverage" (ours: no threshold; keys without RoPE, and values), "paper" (TwinKV section 3.4),
             "consistent" (its rule, judged again after every swap) or "none". "auto" is "coverage". The cell layout
             repairs by votes with the paper's rule, whichever is asked for.
         layout: "head": every layer and head keeps its own tokens; "cell": one set for all, chosen by votes.

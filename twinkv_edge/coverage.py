@@ -52,8 +52,9 @@ class _Head:
         queue = iter(donors)
         swaps = 0
         while swaps < limit:
-            orphan = int(np.where(outside, (np.float32(1) - covered) * self.weight, np.float32(-1)).argmax())
-            donor = self._release(queue, covered[orphan] + margin, given, stays) if outside[orphan] else None
+            lack = np.where(outside, (np.float32(1) - covered) * self.weight, np.float32(0))
+            orphan = int(lack.argmax())
+            donor = self._release(queue, covered[orphan] + margin, given, stays) if lack[orphan] > 0 else None
             if donor is None:
                 break
             stays[donor] = retained[donor] = False

@@ -83,9 +83,9 @@ class Outside {
         }
     }
 
-    // The token that lacks most, and how well it is covered; ties to the earlier one; false when all are in.
+    // The token that lacks most, and how well it is covered; ties to the earlier one; false when none lacks anything.
     bool top(float* best, int32_t* token) {
-        while (!queue_.empty()) {
+        while (!queue_.empty() && queue_.top().lack > 0.0f) {
             const Entry first = queue_.top();
             const float now = covered_now(first);
             if (now == first.best) {

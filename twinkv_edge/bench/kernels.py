@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from .. import twins
 from ..backends import threads
+from ..content import content
 from ..errors import InputError
 from ..repair import repair
 from .kernel_figures import Figure, figures, markdown, plot
@@ -110,7 +111,9 @@ def _cases(backends: Sequence[str], tau: float, n_threads: int) -> list[_Case]:
                 return repair(keys, kept, tau=tau, local_window=WINDOW, **o)
 
             def cover(keys: Keys, kept: npt.NDArray[np.bool_], o: dict[str, Any] = options) -> Any:
-                return repair(keys, kept, mode="coverage", local_window=WINDOW, **o)
+                # as a compression calls it: keys and values side by side, here the same keys turned around
+                vectors, weight = content(keys[None], keys[None, :, ::-1])
+                return repair(vectors[0], kept, mode="coverage", weight=weight[0], local_window=WINDOW, **o)
 
             out.append(_Case("twin_counts", backend, isa, counts))
             out.append(_Case("best_twin", backend, isa, best))
