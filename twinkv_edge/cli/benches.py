@@ -183,6 +183,7 @@ def needle(
     ratio: Annotated[list[float], typer.Option(help="Fraction removed; may be repeated.")] = [0.5, 0.7],  # noqa: B006
     policy: Annotated[list[str], typer.Option(help="Only this policy; may be repeated.")] = [],  # noqa: B006 (typer)
     tau: Annotated[float | None, typer.Option(help="Twin threshold (default: the model's).")] = None,
+    plot: PlotFile = None,
     json: AsJson = False,
     model: ModelOptions,
 ) -> None:
@@ -202,4 +203,6 @@ def needle(
         )
     finally:
         llm.close()
+    if plot:
+        bench.plot(result, plot)
     _show(result, bench.markdown(result), json)
