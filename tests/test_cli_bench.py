@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,12 @@ def test_needle(run: Run, licence_text: str, tmp_path: Path) -> None:
     haystack = tmp_path / "prose.txt"
     haystack.write_text(licence_text[:1200])
     options = ["--samples", "1", "--ratio", "0.4", "--policy", "knorm", "--policy", "snapkv"]
+    picture = tmp_path / "needle.png"
+    if importlib.util.find_spec("matplotlib"):
+        options += ["--plot", str(picture)]
     found = run("bench", "needle", str(haystack), *options, "--json").json
     assert found["samples"] == 1
+    assert "--plot" not in options or picture.read_bytes().startswith(b"\x89PNG")
     assert [(r["policy"], r["ratio"]) for r in found["rows"]] == [("knorm", 0.4), ("snapkv", 0.4)]
     assert all(r[c] in (0.0, 1.0) for r in found["rows"] for c in ("alone", "paper", "coverage"))
 
