@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -277,10 +278,15 @@ def plot(result: dict[str, Any], path: str | Path) -> None:
     plt = pyplot()
     fig, ax = plt.subplots(figsize=(9, 5), layout="constrained")
     batches = -(-result["n_tokens"] // result["n_batch"])
+    lines = {r["name"]: [x["process"] / MIB for x in r["life"]] for r in result["rows"]}
+    top = 1.3 * max((max(lines[r["name"]]) for r in result["rows"] if r["kind"] != "kvpress"), default=math.inf)
     for r in result["rows"]:
-        steps = _steps(r["life"], batches)
+        line = lines[r["name"]]
         style = {"llama.cpp": "--", "kvpress": ":"}.get(r["kind"], "-")
-        ax.plot(steps, [x["process"] / MIB for x in r["life"]], style, label=r["name"], linewidth=1.6)
+        label = r["name"] if max(line) <= 2 * top else f"{r['name']}: up to {max(line):,.0f} MB"
+        ax.plot(_steps(r["life"], batches), line, style, label=label, linewidth=1.6)
+    if any(max(line) > 2 * top for line in lines.values()):  # a peer's, beside which the others could not be told apart
+        ax.set_ylim(top=top)
     ax.set_xlabel(f"batches of {result['n_batch']} tokens, then eviction, then every 64 decoded tokens")
     ax.set_ylabel("MB in memory, weights subtracted")
     of = f", {result['n_layer']} of {result['of_layers']} layers" if result["of_layers"] else ""
