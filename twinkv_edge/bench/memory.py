@@ -276,16 +276,18 @@ def plot(result: dict[str, Any], path: str | Path) -> None:
         InputError: matplotlib is not installed.
     """
     plt = pyplot()
-    fig, ax = plt.subplots(figsize=(9, 5), layout="constrained")
+    fig, ax = plt.subplots(figsize=(11, 5), layout="constrained")
     batches = -(-result["n_tokens"] // result["n_batch"])
     lines = {r["name"]: [x["process"] / MIB for x in r["life"]] for r in result["rows"]}
     top = 1.3 * max((max(lines[r["name"]]) for r in result["rows"] if r["kind"] != "kvpress"), default=math.inf)
+    if all(max(line) <= 2 * top for line in lines.values()):  # else a peer's would flatten the others
+        top = math.inf
     for r in result["rows"]:
         line = lines[r["name"]]
         style = {"llama.cpp": "--", "kvpress": ":"}.get(r["kind"], "-")
-        label = r["name"] if max(line) <= 2 * top else f"{r['name']}: up to {max(line):,.0f} MB"
+        label = r["name"] if max(line) <= top else f"{r['name']}: up to {max(line):,.0f} MB"
         ax.plot(_steps(r["life"], batches), line, style, label=label, linewidth=1.6)
-    if any(max(line) > 2 * top for line in lines.values()):  # a peer's, beside which the others could not be told apart
+    if top < math.inf:
         ax.set_ylim(top=top)
     ax.set_xlabel(f"batches of {result['n_batch']} tokens, then eviction, then every 64 decoded tokens")
     ax.set_ylabel("MB in memory, weights subtracted")
@@ -293,6 +295,6 @@ def plot(result: dict[str, Any], path: str | Path) -> None:
     ax.set_title(f"{result['model']}{of}: {result['n_tokens']:,} tokens, n_ctx {result['n_ctx']:,}")
     ax.set_ylim(bottom=0)
     ax.grid(alpha=0.3)
-    ax.legend(fontsize=8)
+    fig.legend(fontsize=8, loc="outside right upper")
     fig.savefig(path, dpi=140)
     plt.close(fig)
