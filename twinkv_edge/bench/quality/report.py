@@ -71,9 +71,15 @@ def _scores(result: dict[str, Any]) -> str:
             d = r["delta"]
             lines.append(
                 f"{start} {_repair(r)} | {r['value']['mean']:.3f} "
-                f"| {d['mean']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}] | {r['wins']} | {r['losses']} | {r['cells']} |"
+                f"| {_difference(d, 3)} | {r['wins']} | {r['losses']} | {r['cells']} |"
             )
     return "\n".join([*lines, *_sums(rows)])
+
+
+def _difference(d: dict[str, float], digits: int) -> str:
+    """A mean and its interval; the mean alone where every task has one sample, which says nothing of the spread."""
+    mean = f"{d['mean']:+.{digits}f}"
+    return mean if d["low"] == d["high"] else f"{mean} [{d['low']:+.{digits}f}, {d['high']:+.{digits}f}]"
 
 
 def _likelihoods(result: dict[str, Any]) -> str:
@@ -92,9 +98,8 @@ def _likelihoods(result: dict[str, Any]) -> str:
         for r in repaired:
             d = r["delta"]
             lines.append(
-                f"{start} {_repair(r)} | {r['over_full']:+.4f} | {r['kl']:.4f} | {d['mean']:+.4f} "
-                f"[{d['low']:+.4f}, {d['high']:+.4f}] | {r['worst_delta']:+.4f} | {r['wins']} | {r['losses']} "
-                f"| {r['cells']} |"
+                f"{start} {_repair(r)} | {r['over_full']:+.4f} | {r['kl']:.4f} | {_difference(d, 4)} "
+                f"| {r['worst_delta']:+.4f} | {r['wins']} | {r['losses']} | {r['cells']} |"
             )
     return "\n".join([*lines, *_sums(rows)])
 
