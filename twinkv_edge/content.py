@@ -32,14 +32,14 @@ def content(keys: FloatArray, values: FloatArray) -> tuple[npt.NDArray[np.float1
     vectors = np.empty((n_heads, n, d + values.shape[-1]), dtype=np.float16)
     weights = np.empty((n_heads, n), dtype=np.float32)
     for head in range(n_heads if n else 0):
-        own = values[head] - values[head].mean(axis=0, dtype=np.float64).astype(np.float32)
-        weights[head] = np.linalg.norm(own, axis=-1)
-        vectors[head, :, :d] = keys[head] / _size(keys[head])
-        vectors[head, :, d:] = own * (VALUE_SCALE / _size(own))
+        own = values[head] - np.full(n, 1 / n, np.float32) @ values[head]
+        squares = np.einsum("nd,nd->n", own, own)
+        weights[head] = np.sqrt(squares)
+        vectors[head, :, :d] = keys[head] * np.float32(1 / _size(np.einsum("nd,nd->n", keys[head], keys[head])))
+        vectors[head, :, d:] = own * np.float32(VALUE_SCALE / _size(squares))
     return vectors, weights
 
 
-def _size(rows: FloatArray) -> float:
-    """Root mean square of the rows' norms, float32 [n, d] -> a number above 0."""
-    square = float(np.einsum("nd,nd->", rows, rows, dtype=np.float64)) / len(rows)
-    return math.sqrt(square) or 1.0
+def _size(squares: FloatArray) -> float:
+    """Root mean square of rows' norms, of which these are the squares: a number above 0."""
+    return math.sqrt(squares.mean(dtype=np.float64)) or 1.0
