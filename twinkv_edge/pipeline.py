@@ -191,20 +191,24 @@ def repair_part(
 def _compared(cfg: Compression, layer: policies.LayerView) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32] | None]:
     """What the repair compares, [H, n, ...], and what each token's lack of cover costs, float32 [H, n].
 
-    The paper's rules compare keys. Coverage compares keys and values; keys as they are where their rotation cannot be
-    taken back.
+    The paper's rules compare keys, coverage keys and values.
     """
+    keys = _repaired_keys(cfg, layer)
     if cfg.repair_mode != "coverage":
-        return layer.compared_keys, None
+        return keys, None
     views.check_values(layer)
+    return content(keys, layer.values)
+
+
+def _repaired_keys(cfg: Compression, layer: policies.LayerView) -> npt.NDArray[np.float32]:
+    """The keys that the repair compares, float32 [H, n, d]: as they are where their rotation cannot be taken back."""
     if cfg.repair_space == cfg.key_space:
-        return content(layer.compared_keys, layer.values)
+        return layer.compared_keys
     try:
-        keys = layer.unrotated_keys
+        return layer.unrotated_keys
     except UnsupportedModelError as e:
         layer.note(f"keys are compared with their rotation: {e}")
-        keys = layer.keys
-    return content(keys, layer.values)
+        return layer.keys
 
 
 def check_total(cfg: Compression, policy: policies.Policy, left: int) -> None:

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import coverage
-from .backends import NO_RANKING, REPAIR_MODES, KeyBatch, Ranking, RepairSettings
+from .backends import REPAIR_MODES, KeyBatch, Ranking, RepairSettings
 from .errors import InputError
 from .twins import (
     active_backend,
@@ -122,7 +122,7 @@ def repair(
         _check_part(margin, "margin", "how much better covered what goes must be", 2),
         check_threads(n_threads),
     )
-    ranking = _ranking(priority, weight, shape) if mode == "coverage" else NO_RANKING
+    ranking = _ranking(priority, weight, shape) if mode == "coverage" else Ranking()
     module = backend_module(backend)
     if hasattr(module, "repair"):
         out, stats = module.repair(batch, mask, settings, ranking)

@@ -84,9 +84,6 @@ class Ranking:
     weight: npt.NDArray[np.float32] | None = None
 
 
-NO_RANKING = Ranking()
-
-
 def threads(n_threads: int | None) -> int:
     """A number of threads; None means one per core."""
     return n_threads if n_threads is not None else os.cpu_count() or 1

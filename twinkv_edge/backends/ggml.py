@@ -11,7 +11,7 @@ import os
 import numpy as np
 import numpy.typing as npt
 
-from . import NO_RANKING, KeyBatch, Ranking, RepairSettings, native
+from . import KeyBatch, Ranking, RepairSettings, native
 
 __all__ = ["best_twin", "device", "repair", "twin_counts", "unavailable"]
 
@@ -55,7 +55,7 @@ def repair(
     batch: KeyBatch,
     retained: npt.NDArray[np.bool_],
     settings: RepairSettings,
-    ranking: Ranking = NO_RANKING,
+    ranking: Ranking,
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """The similarities on the device, the swaps beside it (see :mod:`twinkv_edge.backends.native`)."""
     best = best_twin(batch, retained, settings.window, settings.n_threads)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from .._install import native as _native
 from .._install import reason
-from . import NO_RANKING, REPAIR_MODES, KeyBatch, Ranking, RepairSettings
+from . import REPAIR_MODES, KeyBatch, Ranking, RepairSettings
 
 __all__ = ["arguments", "best_twin", "invalid_keys", "module", "repair", "twin_counts", "unavailable"]
 
@@ -67,7 +67,7 @@ def repair(
     batch: KeyBatch,
     retained: npt.NDArray[np.bool_],
     settings: RepairSettings,
-    ranking: Ranking = NO_RANKING,
+    ranking: Ranking,
     best: npt.NDArray[np.float32] | None = None,
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """The repaired sets, bool ``[B, n]``, and each head's swaps, orphans and donors, int64 ``[B, 3]``.

@@ -10,7 +10,7 @@ from typing import Any
 from .. import plans
 from ..compression import Compression
 from ..llama import CompressedLlama
-from ..plotting import pyplot
+from ..plotting import grouped_bars, pyplot
 from ..tasks.needle import Sample, sample
 from .chosen import usable
 from .quality.answers import greedy
@@ -158,17 +158,13 @@ def plot(result: dict[str, Any], path: str | Path) -> None:
     """
     plt = pyplot()
     ratios = list(dict.fromkeys(r["ratio"] for r in result["rows"]))
-    names = list(dict.fromkeys(r["policy"] for r in result["rows"]))
     fig, panels = plt.subplots(len(ratios), 1, figsize=(9, 2.4 * len(ratios)), sharex=True, squeeze=False)
     for ax, ratio in zip(panels[:, 0], ratios, strict=True):
-        rows = {r["policy"]: r for r in result["rows"] if r["ratio"] == ratio}
-        for place, (column, colour) in enumerate(zip(COLUMNS, ("0.75", "tab:blue", "tab:orange"), strict=True)):
-            at = [i + 0.27 * (place - 1) for i in range(len(names))]
-            label = column if column == "alone" else f"+ {column}"
-            ax.bar(at, [rows[name][column] for name in names], 0.27, color=colour, label=label)
+        rows = [r for r in result["rows"] if r["ratio"] == ratio]
+        labels = {column: column if column == "alone" else f"+ {column}" for column in COLUMNS}
+        grouped_bars(ax, {label: {r["policy"]: r[column] for r in rows} for column, label in labels.items()})
         ax.set(ylim=(0, 1.02), ylabel=f"found, {ratio:.0%} removed")
         ax.axhline(result["full"], color="0.4", linewidth=0.8, linestyle="--")
-        ax.set_xticks(range(len(names)), names, rotation=30, ha="right")
     panels[0, 0].legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     fig.savefig(path, dpi=120, bbox_inches="tight")
     plt.close(fig)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ...plotting import pyplot
+from ...plotting import grouped_bars, pyplot
 from .settings import ALONE
 from .tables import CONFIDENCE, FEWEST
 
@@ -162,21 +162,15 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 
 def _bars(panel: Any, rows: list[dict[str, Any]], likelihoods: bool) -> None:
-    names = list(dict.fromkeys(_name(r, rows) for r in rows))
-    kinds = list(dict.fromkeys(_repair(r) for r in rows))
-    width = 0.8 / len(kinds)
-    for k, kind in enumerate(kinds):
-        alike = {_name(r, rows): r for r in rows if _repair(r) == kind}
-        at = [i + (k - (len(kinds) - 1) / 2) * width for i, name in enumerate(names) if name in alike]
-        values = [alike[name] for name in names if name in alike]
+    values: dict[str, dict[str, float]] = {}
+    spread: dict[str, dict[str, tuple[float, float]]] = {}
+    for r in rows:
+        kind, name = _repair(r), _name(r, rows)
         label = "alone" if kind == ALONE else f"+ {kind}"
         if likelihoods:
-            panel.bar(at, [r["over_full"] for r in values], width, label=label)
+            values.setdefault(label, {})[name] = r["over_full"]
             continue
-        means = [r["value"]["mean"] for r in values]
-        spread = [
-            [m - r["value"]["low"] for m, r in zip(means, values, strict=True)],
-            [r["value"]["high"] - m for m, r in zip(means, values, strict=True)],
-        ]
-        panel.bar(at, means, width, yerr=spread, error_kw={"linewidth": 0.6}, label=label)
-    panel.set_xticks(range(len(names)), names, rotation=30, ha="right", fontsize=7)
+        found = r["value"]
+        values.setdefault(label, {})[name] = found["mean"]
+        spread.setdefault(label, {})[name] = (found["mean"] - found["low"], found["high"] - found["mean"])
+    grouped_bars(panel, values, spread or None)
