@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import twinkv_edge as tk
 from twinkv_edge import pipeline, views
@@ -17,15 +19,51 @@ def rows(seed: int, n: int = 50, d: int = 12) -> Any:
     return rng.normal(size=(3, n, d)).astype(np.float32)
 
 
-def test_what_it_is() -> None:
-    keys, values = rows(0), rows(1, d=7)
-    vectors, weights = content(keys, values)
+def defined(keys: Any, values: Any) -> tuple[Any, Any]:
+    """The definition in float64: vectors [H, n, d + d_v] and weights [H, n]."""
+    keys, values = keys.astype(np.float64), values.astype(np.float64)
     own = values - values.mean(axis=1, keepdims=True)
-    np.testing.assert_allclose(weights, np.linalg.norm(own, axis=-1), rtol=1e-5)
-    size = [np.sqrt((part.astype(np.float64) ** 2).sum(-1).mean(-1))[:, None, None] for part in (keys, own)]
-    expected = np.concatenate([keys / size[0], VALUE_SCALE * own / size[1]], axis=-1)
-    assert (vectors.dtype, vectors.shape, weights.dtype) == (np.float16, (3, 50, 19), np.float32)
-    np.testing.assert_allclose(vectors, expected, atol=2e-3)
+    size = [np.sqrt((part**2).sum(-1).mean(-1))[:, None, None] for part in (keys, own)]
+    size = [np.where(s > 0, s, 1) for s in size]
+    return np.concatenate([keys / size[0], VALUE_SCALE * own / size[1]], axis=-1), np.linalg.norm(own, axis=-1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**16),
+    st.integers(1, 4),
+    st.sampled_from([1, 2, 7, 255, 256, 257, 600]),
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.sampled_from([1e-6, 1.0, 1e6]),
+)
+def test_what_it_is(seed: int, n_heads: int, n: int, d: int, d_v: int, scale: float) -> None:
+    rng = np.random.default_rng(seed)
+    keys = (scale * rng.normal(size=(n_heads, n, d))).astype(np.float32)
+    values = (scale * rng.normal(1, 1, size=(n_heads, n, d_v))).astype(np.float32)
+    vectors, weights = content(keys, values)
+    expected, costs = defined(keys, values)
+    assert (vectors.dtype, vectors.shape, weights.dtype) == (np.float16, (n_heads, n, d + d_v), np.float32)
+    if n > 1:  # the difference of one value from itself is rounding
+        np.testing.assert_allclose(weights, costs, rtol=1e-3, atol=1e-5 * scale)
+        np.testing.assert_allclose(vectors, expected, rtol=2e-3, atol=2e-3)
+    for threads in (1, 3):
+        again = content(keys, values, threads)
+        np.testing.assert_array_equal(again[0].view(np.uint16), vectors.view(np.uint16))
+        np.testing.assert_array_equal(again[1], weights)
+
+
+def test_arrays_need_not_be_contiguous() -> None:
+    keys, values = rows(0), rows(1, d=7)
+    turned = [np.asfortranarray(each) for each in (keys, values)]
+    np.testing.assert_array_equal(content(*turned)[0], content(keys, values)[0])
+
+
+def test_what_does_not_fit_together_is_refused() -> None:
+    with pytest.raises(ValueError, match="of the same heads and tokens"):
+        content(rows(0, 5), rows(1, 6))
+    with pytest.raises(tk.InputError, match="no keys and values to put side by side"):
+        content(rows(0, 5, 0), rows(1, 5))
 
 
 def test_scales_and_what_all_values_share_do_not_matter() -> None:

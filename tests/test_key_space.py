@@ -122,6 +122,10 @@ def test_rope_is_undone(seed: int, mode: int, base: float, factors: list[float] 
     back = key_space.unrotated(cached, each, rotation(d, mode, base, factors, n_dims=32))
     # angles are single precision in ggml: at position 5000 an angle is off by up to 5000 / 2^23
     np.testing.assert_allclose(back, keys, atol=2e-5 if first == 0 else 5e-3)
+    for axes in ((1, 0, 2), (2, 1, 0)):  # heads first in memory, dimensions first
+        laid_out = np.ascontiguousarray(cached.transpose(axes)).transpose(axes)
+        other = key_space.unrotated(laid_out, each, rotation(d, mode, base, factors, n_dims=32))
+        np.testing.assert_array_equal(other, back)
 
 
 @pytest.mark.parametrize("cache_type", [llama_cpp.GGML_TYPE_F16, llama_cpp.GGML_TYPE_Q8_0])

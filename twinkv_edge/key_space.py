@@ -39,7 +39,9 @@ def unrotated(
     Raises:
         UnsupportedModelError: A rotary mode other than interleaved or half-split pairs (M-RoPE, vision).
     """
-    out = np.array(rows, dtype=np.float32, order="C", copy=True)
+    out = np.array(rows, dtype=np.float32, order="K", copy=True)  # heads or tokens first, as they came
+    if out.shape[-1] > 1 and out.strides[-1] != out.itemsize:
+        out = np.ascontiguousarray(out)
     rope = rotation.rope
     from ._install import native  # here, so that policies can be listed without loading llama.cpp
 

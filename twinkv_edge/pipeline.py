@@ -168,7 +168,7 @@ def repair_part(
     if cfg.repair == "none":
         return retained
     with plan.timed("repair"):
-        vectors, weight = _compared(cfg, part.view)
+        vectors, weight = _compared(cfg, part)
         done = repair(
             vectors,
             retained,
@@ -188,16 +188,19 @@ def repair_part(
     return done.retained
 
 
-def _compared(cfg: Compression, layer: policies.LayerView) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32] | None]:
+def _compared(cfg: Compression, part: views.Part) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32] | None]:
     """What the repair compares, [H, n, ...], and what each token's lack of cover costs, float32 [H, n].
 
     The paper's rules compare keys, coverage keys and values.
     """
-    keys = _repaired_keys(cfg, layer)
     if cfg.repair_mode != "coverage":
-        return keys, None
-    views.check_values(layer)
-    return content(keys, layer.values)
+        return _repaired_keys(cfg, part.view), None
+    if cfg.repair_space not in part.contents:
+        vectors, weight = content(_repaired_keys(cfg, part.view), part.view.values)
+        if not np.isfinite(weight).all():
+            views.check_values(part.view)
+        part.contents[cfg.repair_space] = vectors, weight
+    return part.contents[cfg.repair_space]
 
 
 def _repaired_keys(cfg: Compression, layer: policies.LayerView) -> npt.NDArray[np.float32]:

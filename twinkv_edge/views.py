@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
@@ -23,11 +23,13 @@ class Part:
         view: What policies see: only these heads, only the cells they use.
         heads: Which heads of the layer.
         cells: Which cells of the layer, int [n].
+        contents: What was made of keys and values by `content.content`, by the space of the keys: plans share it.
     """
 
     view: LayerView
     heads: slice
     cells: npt.NDArray[np.intp]
+    contents: dict[str, tuple[npt.NDArray[np.float16], FloatArray]] = field(default_factory=dict, repr=False)
 
     @property
     def whole(self) -> bool:
@@ -58,6 +60,7 @@ class _Reader:
 
 
 def _heads_first(rows: FloatArray) -> FloatArray:
+    """[n, H, d] -> [H, n, d], a copy only where heads are not first in memory already."""
     return np.ascontiguousarray(rows.transpose(1, 0, 2))
 
 
@@ -81,7 +84,7 @@ def _view(
     def transform(keys: FloatArray, into: str = space) -> FloatArray:
         if into == "rope":
             return keys
-        rows = _heads_first(keys)
+        rows = keys.transpose(1, 0, 2)
         if into == "unrotated":
             return _heads_first(key_space.unrotated(rows, positions.T, facts.rotation))
         return _heads_first(key_space.pair_norms(rows, facts.rotation))

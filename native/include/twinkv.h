@@ -122,7 +122,15 @@ TWINKV_API twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_rep
                                        const float* best, const float* priority, const float* weight, uint8_t* retained,
                                        twinkv_repair_stats* stats);
 
-/* The same on a device of ggml (a graph on its backend), named as ggml_backend_dev_name() names it: "CPU", "Metal",
+/* What TWINKV_REPAIR_COVERAGE is meant to compare (docs/repair.md): keys [n_heads, n, d_k] and values [n_heads, n, d_v],
+ * finite, side by side. vectors, float16 [n_heads, n, d_k + d_v]: keys over the root mean square of their norms, and
+ * values less their mean over the same of theirs, times value_scale. weights [n_heads, n]: norms of values less their
+ * mean. */
+TWINKV_API twinkv_status twinkv_content(const float* keys, const float* values, int64_t n_heads, int64_t n, int64_t d_k,
+                                        int64_t d_v, float value_scale, int n_threads, uint16_t* vectors,
+                                        float* weights);
+
+/* Counts and best twins on a device of ggml (a graph on its backend), named as ggml_backend_dev_name() names it: "CPU", "Metal",
  * "Vulkan0". Fails with TWINKV_EUNSUPPORTED where there is none of that name, or none precise enough. */
 TWINKV_API twinkv_status twinkv_device_twin_counts(const char* device, const twinkv_keys* keys, float tau,
                                                    int64_t local_window, int n_threads, int32_t* counts);
@@ -253,10 +261,12 @@ TWINKV_API twinkv_status twinkv_tap_hide(twinkv_tap* tap, int32_t index, const u
  * llama_decode. */
 TWINKV_API const char* twinkv_tap_take_failure(twinkv_tap* tap);
 
-/* Takes RoPE (and the Hadamard rotation) back. rows [n, n_head, head_dim] in place, positions [n, n_head]. */
+/* Takes RoPE (and the Hadamard rotation) back. rows [n, n_head, head_dim] in place: that of token i and head h starts
+ * i * token_stride + h * head_stride floats behind the first. positions [n, n_head]. */
 TWINKV_API twinkv_status twinkv_unrotate(const twinkv_rope* rope, const float* freq_factors, int32_t hadamard,
-                                         float* rows, const int32_t* positions, int64_t n, int32_t n_head,
-                                         int32_t head_dim, int n_threads);
+                                         float* rows, int64_t token_stride, int64_t head_stride,
+                                         const int32_t* positions, int64_t n, int32_t n_head, int32_t head_dim,
+                                         int n_threads);
 
 /* Mean over positions first .. first + n - 1 of what RoPE multiplies the rotary pairs by: cosines and sines
  * [n_dims / 2], YaRN's magnitude included. */

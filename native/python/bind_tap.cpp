@@ -61,15 +61,20 @@ twinkv_rope rope_of(const nb::dict& rope, const std::vector<float>& freq_factors
     return r;
 }
 
-void unrotate(nb::dict rope, std::vector<float> freq_factors, int32_t hadamard, Array<float, nb::ndim<3>> rows,
+void unrotate(nb::dict rope, std::vector<float> freq_factors, int32_t hadamard,
+              nb::ndarray<float, nb::ndim<3>, nb::device::cpu> rows, // contiguous rows, in the order of tokens or heads
               Array<const int32_t, nb::ndim<2>> positions, int n_threads) {
     if (positions.shape(0) != rows.shape(0) || positions.shape(1) != rows.shape(1)) {
         throw nb::value_error("positions must be [n, n_head] for rows [n, n_head, head_dim]");
     }
+    if (rows.size() > 0 && rows.shape(2) > 1 && rows.stride(2) != 1) {
+        throw nb::value_error("the values of a row must be contiguous");
+    }
     const twinkv_rope r = rope_of(rope, freq_factors);
     call([&] {
-        return twinkv_unrotate(&r, freq_factors.data(), hadamard, rows.data(), positions.data(), int64_t(rows.shape(0)),
-                               int32_t(rows.shape(1)), int32_t(rows.shape(2)), n_threads);
+        return twinkv_unrotate(&r, freq_factors.data(), hadamard, rows.data(), rows.stride(0), rows.stride(1),
+                               positions.data(), int64_t(rows.shape(0)), int32_t(rows.shape(1)), int32_t(rows.shape(2)),
+                               n_threads);
     });
 }
 

@@ -71,6 +71,21 @@ void bind_twins(nb::module_& m) {
         },
         "keys"_a, "n_threads"_a, "out"_a);
     m.def(
+        "content", // vectors: the bits of float16
+        [](Array<const float, nb::ndim<3>> keys, Array<const float, nb::ndim<3>> values, float value_scale,
+           int n_threads, Array<uint16_t, nb::ndim<3>> vectors, PerToken<float> weights) {
+            const size_t n_heads = keys.shape(0), n = keys.shape(1), d = keys.shape(2) + values.shape(2);
+            if (values.shape(0) != n_heads || values.shape(1) != n || weights.shape(0) != n_heads ||
+                weights.shape(1) != n || vectors.shape(0) != n_heads || vectors.shape(1) != n || vectors.shape(2) != d) {
+                throw nb::value_error("keys and values must be of the same heads and tokens");
+            }
+            call([&] {
+                return twinkv_content(keys.data(), values.data(), int64_t(n_heads), int64_t(n), int64_t(keys.shape(2)),
+                                      int64_t(values.shape(2)), value_scale, n_threads, vectors.data(), weights.data());
+            });
+        },
+        "keys"_a, "values"_a, "value_scale"_a, "n_threads"_a, "vectors"_a, "weights"_a);
+    m.def(
         "repair",
         [](Keys keys, Positions positions, PerToken<uint8_t> retained, int mode, float tau, int64_t local_window,
            int64_t n_sink, int64_t n_recent, double share, float margin, int n_threads,

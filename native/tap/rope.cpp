@@ -77,9 +77,12 @@ void check_rope(const twinkv_rope& rope, const float* freq_factors) {
     require(!rope.has_freq_factors || freq_factors, "the layer's frequency factors are missing");
 }
 
-void unrotate(const twinkv_rope& rope, const float* freq_factors, int32_t hadamard, float* rows,
-              const int32_t* positions, int64_t n, int32_t n_head, int32_t head_dim, int n_threads) {
+void unrotate(const twinkv_rope& rope, const float* freq_factors, int32_t hadamard, float* rows, int64_t token_stride,
+              int64_t head_stride, const int32_t* positions, int64_t n, int32_t n_head, int32_t head_dim,
+              int n_threads) {
     require(n >= 0 && n_head > 0 && head_dim > 0, "no rows to rotate back");
+    require((n <= 1 || token_stride >= head_dim) && (n_head == 1 || head_stride >= head_dim),
+            "rows to rotate back overlap");
     check_rope(rope, freq_factors);
     require(rope.n_dims <= head_dim, "rotary dimensions exceed the head");
     require(hadamard == 0 || (hadamard > 0 && (hadamard & (hadamard - 1)) == 0 && head_dim % hadamard == 0),
@@ -92,7 +95,7 @@ void unrotate(const twinkv_rope& rope, const float* freq_factors, int32_t hadama
         std::vector<float> cosines(static_cast<size_t>(pairs)), sines(static_cast<size_t>(pairs));
         int32_t known = -1;
         for (int32_t h = 0; h < n_head; ++h) {
-            float* x = rows + (r * n_head + h) * head_dim;
+            float* x = rows + r * token_stride + h * head_stride;
             for (int32_t i = 0; hadamard && i < head_dim; i += hadamard) {
                 hadamard_in_place(x + i, hadamard);
             }
@@ -140,9 +143,12 @@ void mean_rotation(const twinkv_rope& rope, const float* freq_factors, int32_t f
 extern "C" {
 
 twinkv_status twinkv_unrotate(const twinkv_rope* rope, const float* freq_factors, int32_t hadamard, float* rows,
-                              const int32_t* positions, int64_t n, int32_t n_head, int32_t head_dim, int n_threads) {
-    return twinkv::guard(
-        [&] { twinkv::unrotate(*rope, freq_factors, hadamard, rows, positions, n, n_head, head_dim, n_threads); });
+                              int64_t token_stride, int64_t head_stride, const int32_t* positions, int64_t n,
+                              int32_t n_head, int32_t head_dim, int n_threads) {
+    return twinkv::guard([&] {
+        twinkv::unrotate(*rope, freq_factors, hadamard, rows, token_stride, head_stride, positions, n, n_head, head_dim,
+                         n_threads);
+    });
 }
 
 twinkv_status twinkv_mean_rotation(const twinkv_rope* rope, const float* freq_factors, int32_t first, int64_t n,
