@@ -304,3 +304,15 @@ def test_workers_measure_the_same_and_ctrl_c_leaves_a_file_that_goes_on(run: Run
     assert 1 <= len(read(shared)[1]) < 3
     again = run(*options, "--json").json
     assert again == expected
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    options = ["bench", "quality", "--task", "fwe", "--samples", "50", "--length", "400", "--policy", "knorm"]
+    options += ["--workers", "2", "--out", str(tmp_path / "out.jsonl")]
+    command = [sys.executable, "-m", "twinkv_edge.cli", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        assert process.stderr
+        assert any("[1/50]" in line for line in process.stderr)
+        process.kill()
+        process.communicate(timeout=30)  # to the end of what the workers inherited: until they are gone

@@ -4,12 +4,16 @@ for the other. It is what the repair by coverage compares.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
+from . import views
 from ._install import native
-
-FloatArray = npt.NDArray[np.float32]
+from .compression import Compression
+from .errors import UnsupportedModelError
+from .policies.base import FloatArray, LayerView
 
 VALUE_SCALE = 0.35  # of values beside keys, both at a mean square of 1 (docs/repair.md: what was tried)
 
@@ -40,3 +44,29 @@ def content(
     weights = np.empty(keys.shape[:2], dtype=np.float32)
     native.content(keys, values, VALUE_SCALE, n_threads or 0, vectors.view(np.uint16), weights)
     return vectors, weights
+
+
+def compared(cfg: Compression, part: views.Part) -> tuple[npt.NDArray[Any], FloatArray | None]:
+    """What the repair compares, [H, n, ...], and what each token's lack of cover costs, float32 [H, n].
+
+    The paper's rules compare keys, coverage keys and values.
+    """
+    if cfg.repair_mode != "coverage":
+        return _keys(cfg, part.view), None
+    if cfg.repair_space not in part.contents:
+        vectors, weight = content(_keys(cfg, part.view), part.view.values, part.view.n_threads)
+        if not np.isfinite(weight).all():
+            views.check_values(part.view)
+        part.contents[cfg.repair_space] = vectors, weight
+    return part.contents[cfg.repair_space]
+
+
+def _keys(cfg: Compression, layer: LayerView) -> FloatArray:
+    """The keys that the repair compares, float32 [H, n, d]: as they are where their rotation cannot be taken back."""
+    if cfg.repair_space == cfg.key_space:
+        return layer.compared_keys
+    try:
+        return layer.unrotated_keys
+    except UnsupportedModelError as e:
+        layer.note(f"keys are compared with their rotation: {e}")
+        return layer.keys

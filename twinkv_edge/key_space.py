@@ -31,10 +31,11 @@ NO_ROTATION = Rotation({"n_dims": 0, "mode": 0, "freq_factors": []}, 0)
 
 
 def unrotated(
-    rows: npt.NDArray[np.float32], positions: npt.NDArray[np.int32], rotation: Rotation
+    rows: npt.NDArray[np.float32], positions: npt.NDArray[np.int32], rotation: Rotation, n_threads: int = 0
 ) -> npt.NDArray[np.float32]:
     """Keys or queries as they were before RoPE (and before the Hadamard product): rows float32 [n, H, d],
     positions int32 [n, H] -> float32 [n, H, d]. Without rotary dimensions only the Hadamard product is undone.
+    n_threads: 0 means one per core.
 
     Raises:
         UnsupportedModelError: A rotary mode other than interleaved or half-split pairs (M-RoPE, vision).
@@ -45,9 +46,8 @@ def unrotated(
     rope = rotation.rope
     from ._install import native  # here, so that policies can be listed without loading llama.cpp
 
-    native.unrotate(
-        rope, list(rope["freq_factors"]), rotation.hadamard, out, np.ascontiguousarray(positions, dtype=np.int32)
-    )
+    where = np.ascontiguousarray(positions, dtype=np.int32)
+    native.unrotate(rope, list(rope["freq_factors"]), rotation.hadamard, out, where, n_threads)
     return out
 
 

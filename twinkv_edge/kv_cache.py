@@ -32,9 +32,10 @@ class KVCache:
     On sliding-window models only the full-attention layers are here: the others forget by themselves.
     """
 
-    def __init__(self, ctx: Any, tap: Any, model: str | os.PathLike[str]) -> None:
+    def __init__(self, ctx: Any, tap: Any, model: str | os.PathLike[str], n_threads: int = 0) -> None:
         self._ctx = ctx
         self.model = model  # its file
+        self.n_threads = n_threads  # that reading, comparing and moving may take; 0: one per core
         self._tap = tap
         self._memory = llama_cpp.llama_get_memory(ctx)
         self.layers: tuple[Layer, ...] = ()
@@ -98,7 +99,7 @@ class KVCache:
     def _read(self, read: Any, layer: int, dim: int) -> npt.NDArray[np.float32]:
         facts = self._layer(layer)
         out = np.empty((self.n_cells, facts.n_head_kv, dim), dtype=np.float32)
-        read(facts.tap_index, 0, out)
+        read(facts.tap_index, 0, out, self.n_threads)
         return out
 
     def footprint(self) -> Footprint:
@@ -218,12 +219,12 @@ class KVCache:
             told = self._cells.all_told()
             layers = np.array([layer.tap_index for layer in self.layers], dtype=np.int32)
             tail = np.ascontiguousarray(told[keep - 1 :])
-            native.evict_in_place(ctx, self._tap, SEQ_ID, SPARE_SEQ, layers, self.n_cells, index, tail)
+            native.evict_in_place(ctx, self._tap, SEQ_ID, SPARE_SEQ, layers, self.n_cells, index, tail, self.n_threads)
             told = told[:keep].copy()
             told[-1] = last
         else:
             told = np.arange(last - keep + 1, last + 1, dtype=np.int32)
-            native.evict(ctx, SEQ_ID, index, told)
+            native.evict(ctx, SEQ_ID, index, told, self.n_threads)
         return told
 
     @property

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +15,8 @@ import numpy.typing as npt
 from . import policies, select, twins, views
 from ._install import native
 from .compression import Compression, kept_tokens
-from .content import content
-from .errors import CacheStateError, InputError, UnsupportedModelError
+from .content import compared
+from .errors import CacheStateError, InputError
 from .kv_cache import KVCache
 from .repair import repair
 from .report import CompressionReport
@@ -168,7 +167,7 @@ def repair_part(
     if cfg.repair == "none":
         return retained
     with plan.timed("repair"):
-        vectors, weight = _compared(cfg, part)
+        vectors, weight = compared(cfg, part)
         done = repair(
             vectors,
             retained,
@@ -180,38 +179,13 @@ def repair_part(
             positions=part.view.positions,
             priority=scores,
             weight=weight,
+            n_threads=part.view.n_threads,
         )
         plan.swaps += int(np.sum(done.n_swaps))
         plan.orphans += int(np.sum(done.n_orphans))
         plan.donors += int(np.sum(done.n_donors))
         plan.backend = done.backend
     return done.retained
-
-
-def _compared(cfg: Compression, part: views.Part) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32] | None]:
-    """What the repair compares, [H, n, ...], and what each token's lack of cover costs, float32 [H, n].
-
-    The paper's rules compare keys, coverage keys and values.
-    """
-    if cfg.repair_mode != "coverage":
-        return _repaired_keys(cfg, part.view), None
-    if cfg.repair_space not in part.contents:
-        vectors, weight = content(_repaired_keys(cfg, part.view), part.view.values)
-        if not np.isfinite(weight).all():
-            views.check_values(part.view)
-        part.contents[cfg.repair_space] = vectors, weight
-    return part.contents[cfg.repair_space]
-
-
-def _repaired_keys(cfg: Compression, layer: policies.LayerView) -> npt.NDArray[np.float32]:
-    """The keys that the repair compares, float32 [H, n, d]: as they are where their rotation cannot be taken back."""
-    if cfg.repair_space == cfg.key_space:
-        return layer.compared_keys
-    try:
-        return layer.unrotated_keys
-    except UnsupportedModelError as e:
-        layer.note(f"keys are compared with their rotation: {e}")
-        return layer.keys
 
 
 def check_total(cfg: Compression, policy: policies.Policy, left: int) -> None:
@@ -277,7 +251,13 @@ def _plan_cells(
             for index in range(kv.n_layers):
                 layer = views.parts(kv, index, cfg.key_space)[0].view
                 each = np.broadcast_to(retained, layer.positions.shape)
-                best = twins.best_twin(layer.compared_keys, each, cfg.local_window, positions=layer.positions)
+                best = twins.best_twin(
+                    layer.compared_keys,
+                    each,
+                    cfg.local_window,
+                    positions=layer.positions,
+                    n_threads=layer.n_threads,
+                )
                 votes.add(best, tau, np.ones(retained.shape, dtype=np.bool_))
             retained, plan.swaps, plan.orphans, plan.donors = votes.swap()
             plan.backend = twins.active_backend()

@@ -86,7 +86,7 @@ def _view(
             return keys
         rows = keys.transpose(1, 0, 2)
         if into == "unrotated":
-            return _heads_first(key_space.unrotated(rows, positions.T, facts.rotation))
+            return _heads_first(key_space.unrotated(rows, positions.T, facts.rotation, kv.n_threads))
         return _heads_first(key_space.pair_norms(rows, facts.rotation))
 
     def read_window(size: int) -> Window:
@@ -115,6 +115,7 @@ def _view(
         softcap=facts.softcap,
         rotation=facts.rotation,
         heads=heads,
+        n_threads=kv.n_threads or None,
         notes=notes,
     )
 

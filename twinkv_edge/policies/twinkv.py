@@ -21,5 +21,5 @@ class TwinKV(Policy):
 
     def score(self, layer: LayerView) -> FloatArray:
         keys = layer.compared_keys
-        counts = twin_counts(keys, self.tau, self.local_window, positions=layer.positions)
+        counts = twin_counts(keys, self.tau, self.local_window, positions=layer.positions, n_threads=layer.n_threads)
         return np.asarray(-counts / max(1, keys.shape[1]), dtype=np.float32)

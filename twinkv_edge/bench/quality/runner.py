@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -147,7 +149,16 @@ _worker: tuple[CompressedLlama, Bench] | None = None
 def _begin(bench: Bench) -> None:
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _worker = bench.open(), bench
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed ends no one: nobody would wait for our results any more."""
+    parent = multiprocessing.parent_process()
+    assert parent
+    parent.join()
+    os._exit(1)
 
 
 def _work(task: str, index: int) -> Line:
