@@ -107,6 +107,32 @@ def test_guesses() -> None:
     assert answers.guesses([], []) == answers.guesses([1], []) == []
 
 
+def test_loops() -> None:
+    assert not answers.loops([])
+    assert not answers.loops([7] * 23)
+    assert answers.loops([1, 2, *[7] * 24])
+    assert not answers.loops([1, 2, *[7] * 24, 8])
+    assert answers.loops([3, *[5, 6, 7] * 8])
+    assert not answers.loops([*[5, 6, 7] * 7, 5, 6])
+    long = list(range(20))
+    assert not answers.loops([*long, *long])
+    assert answers.loops([99, *long, *long, *long])
+    assert not answers.loops([*long, *long, *long, 50])
+    counted = [token for number in range(40) for token in (number, 1000)]
+    assert not answers.loops(counted)
+
+
+def test_an_answer_that_loops_ends(smollm2: str, open_llm: Callable[..., tk.CompressedLlama]) -> None:
+    llm = open_llm(smollm2)
+    llm.eval(llm.tokenize(b"Again and again:"))
+    suffix = [llm.tokenize(b" the", add_bos=False, special=False)[0]] * 40  # it goes on so
+    free, ended = (answers.greedy(llm, suffix, 60, lambda text: False, [], until_loop=until) for until in (False, True))
+    assert free.startswith(ended)
+    assert len(ended) < len(free)
+    wrong = [[5, 5, 5]]
+    assert answers.greedy(llm, suffix, 60, lambda text: False, wrong, until_loop=True) == ended
+
+
 # -- tables --------------------------------------------------------------------------------------------------------
 
 

@@ -28,11 +28,13 @@ class Metric:
         score: (generated text, reference answers, all classes) -> 0 .. 1.
         settled: (text so far, reference answers) -> whether the score cannot change any more, however the text goes on.
         first_line: Only the first line that is not empty counts.
+        only_grows: More text never lowers the score.
     """
 
     score: Callable[[str, Sequence[str], Sequence[str]], float]
     settled: Callable[[str, Sequence[str]], bool] = lambda text, answers: False
     first_line: bool = False
+    only_grows: bool = False
 
     def judge(self, text: str, answers: Sequence[str], classes: Sequence[str] = ()) -> float:
         if self.first_line:
@@ -170,7 +172,9 @@ def _best_class(text: str, answers: Sequence[str], classes: Sequence[str]) -> fl
 def _satisfied(score: Callable[[str, Sequence[str]], float]) -> Metric:
     """A string match: what was found stays found."""
     return Metric(
-        lambda text, answers, classes: score(text, answers), settled=lambda text, answers: score(text, answers) == 1
+        lambda text, answers, classes: score(text, answers),
+        settled=lambda text, answers: score(text, answers) == 1,
+        only_grows=True,
     )
 
 

@@ -17,6 +17,7 @@ from ...llama import CompressedLlama
 
 FloatArray = npt.NDArray[np.float32]
 GUESS = 8  # tokens guessed at once, at most: fewer after a wrong guess
+LOOP = 24  # tokens said over and over, the same at least three times, after which an answer has ended
 CHUNK = 64  # tokens teacher-forced at once: bounds the logits held
 
 
@@ -62,12 +63,28 @@ def guesses(answer: Sequence[int], earlier: Sequence[Sequence[int]]) -> list[int
     return []
 
 
+def loops(answer: Sequence[int]) -> bool:
+    """Whether an answer only repeats itself: its end is the same tokens three times or more, LOOP tokens in all.
+
+    Greedy decoding of a small model hardly ever leaves such a loop, and half of all tokens of wrong answers are in one.
+    """
+    n = len(answer)
+    for period in range(1, n // 3 + 1):
+        times = max(3, -(-LOOP // period))
+        if period * times <= n and answer[-1] == answer[-1 - period]:
+            end = list(answer[n - period * times :])
+            if end[period:] == end[:-period]:
+                return True
+    return False
+
+
 def greedy(
     llm: CompressedLlama,
     suffix: Sequence[int],
     max_tokens: int,
     finished: Callable[[str], bool],
     earlier: list[list[int]],
+    until_loop: bool = False,
 ) -> str:
     """Evaluates `suffix` on the cache as it is and answers by the likeliest tokens.
 
@@ -76,6 +93,7 @@ def greedy(
         max_tokens: Longest answer.
         finished: Told the answer so far; whether its score cannot change any more.
         earlier: Answers to the same question so far; this one is added.
+        until_loop: Whether an answer that only repeats itself has ended.
 
     Returns:
         The answer. The cache is as before.
@@ -102,6 +120,8 @@ def greedy(
                     ended = True
                     break
                 answer.append(token)
+                if ended := until_loop and loops(answer):
+                    break
             text = _text(llm, answer)
             if ended or len(answer) >= max_tokens or finished(text):
                 break

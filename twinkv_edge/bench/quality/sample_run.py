@@ -125,6 +125,7 @@ def _answered(llm: CompressedLlama, sample: Sample, suffix: list[int], made: Seq
                     sample.max_tokens,
                     lambda text: metric.is_settled(text, sample.answers),
                     earlier,
+                    until_loop=metric.only_grows,
                 )
             score = metric.judge(texts[same], sample.answers, sample.classes)
             outcomes.append({"score": round(score, 4), "swaps": plan.swaps, "text": texts[same]})
