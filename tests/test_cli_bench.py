@@ -85,3 +85,29 @@ def test_what_is_refused(run: Run) -> None:
     assert run("bench", "memory", "--tokens", "9000").code == 2
     assert run("bench", "session", "--folder", "/no/such/folder").code == 2
     assert run("bench", "speed", "--policy", "oracle", "--tokens", "64").code == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["bench", "memory"],
+        ["bench", "kernels"],
+        ["bench", "needle", "prose.txt"],
+        ["bench", "needle-grid"],
+        ["bench", "quality"],
+        ["probe", "utility"],
+        ["inspect", "--twins", "prose.txt"],
+    ],
+)
+def test_a_picture_without_a_folder_is_refused_before_anything_is_measured(run: Run, command: list[str]) -> None:
+    refused = run(*command, "--plot", "no/such/folder/x.png")
+    assert refused.code == 2
+    assert "cannot write no/such/folder/x.png: give a file in a folder that exists" in refused.err
+
+
+def test_a_picture_that_cannot_be_written_costs_no_table(run: Run) -> None:
+    pytest.importorskip("matplotlib")
+    shown = run("bench", "kernels", "--size", "64", "--dim", "64", "--repeats", "1", "--plot", f"{'x' * 300}.png")
+    assert shown.code == 2
+    assert "| twin_counts | numpy reference |" in shown.out
+    assert "file name too long" in shown.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from .errors import InputError
@@ -22,6 +23,20 @@ def pyplot() -> Any:
     except ImportError as e:
         raise InputError("plots need matplotlib: pip install 'twinkv-edge[bench]'") from e
     return plt
+
+
+def save(figure: Any, path: str | Path) -> None:
+    """Writes a figure as a PNG and closes it.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
+    try:
+        figure.savefig(path, dpi=150, bbox_inches="tight", format="png")
+    except OSError as e:
+        raise InputError(f"cannot write {path}: {(e.strerror or str(e)).lower()}") from e
+    finally:
+        pyplot().close(figure)
 
 
 def grouped_bars(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import twins
-from ..plotting import pyplot
+from ..plotting import pyplot, save
 
 __all__ = ["Figure", "figures", "markdown", "plot"]
 
@@ -108,7 +108,7 @@ def plot(result: dict[str, Any], path: str | Path) -> None:
     """Rates of twin_counts over n, a panel per d, with the peaks as lines, as a PNG.
 
     Raises:
-        InputError: matplotlib is not installed.
+        InputError: matplotlib is not installed, or the file cannot be written.
     """
     plt = pyplot()
     dims = sorted({row["d"] for row in result["rows"]})
@@ -128,5 +128,4 @@ def plot(result: dict[str, Any], path: str | Path) -> None:
         ax.set_title(f"twin_counts, d = {d}")
         ax.grid(alpha=0.3, which="both")
         ax.legend(fontsize=7)
-    fig.savefig(path, dpi=140)
-    plt.close(fig)
+    save(fig, path)

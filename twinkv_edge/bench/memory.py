@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import models
 from ..errors import InputError, TwinKVError
-from ..plotting import pyplot
+from ..plotting import pyplot, save
 from . import memory_peer
 from .memory_child import LIFE_AFTER
 
@@ -273,7 +273,7 @@ def plot(result: dict[str, Any], path: str | Path) -> None:
     """Resident memory over the life of a session, one line per configuration, as a PNG.
 
     Raises:
-        InputError: matplotlib is not installed.
+        InputError: matplotlib is not installed, or the file cannot be written.
     """
     plt = pyplot()
     fig, ax = plt.subplots(figsize=(11, 5), layout="constrained")
@@ -296,5 +296,4 @@ def plot(result: dict[str, Any], path: str | Path) -> None:
     ax.set_ylim(bottom=0)
     ax.grid(alpha=0.3)
     fig.legend(fontsize=8, loc="outside right upper")
-    fig.savefig(path, dpi=140)
-    plt.close(fig)
+    save(fig, path)

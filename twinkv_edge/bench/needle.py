@@ -10,7 +10,7 @@ from typing import Any
 from .. import plans
 from ..compression import Compression
 from ..llama import CompressedLlama
-from ..plotting import grouped_bars, pyplot
+from ..plotting import grouped_bars, pyplot, save
 from ..tasks.needle import Sample, sample
 from .chosen import usable
 from .quality.answers import greedy
@@ -154,7 +154,7 @@ def plot(result: dict[str, Any], path: str | Path) -> None:
     """The table as bars, a panel per ratio, as a PNG.
 
     Raises:
-        InputError: matplotlib is not installed.
+        InputError: matplotlib is not installed, or the file cannot be written.
     """
     plt = pyplot()
     ratios = list(dict.fromkeys(r["ratio"] for r in result["rows"]))
@@ -166,5 +166,4 @@ def plot(result: dict[str, Any], path: str | Path) -> None:
         ax.set(ylim=(0, 1.02), ylabel=f"found, {ratio:.0%} removed")
         ax.axhline(result["full"], color="0.4", linewidth=0.8, linestyle="--")
     panels[0, 0].legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
-    fig.savefig(path, dpi=120, bbox_inches="tight")
-    plt.close(fig)
+    save(fig, path)

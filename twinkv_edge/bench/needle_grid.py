@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..llama import CompressedLlama
-from ..plotting import pyplot
+from ..plotting import pyplot, save
 from ..tasks import Sample
 from ..tasks.base import largest
 from ..tasks.needle import sample, sentences
@@ -138,9 +138,4 @@ def plot(result: dict[str, Any], path: Path) -> None:
     figure.supxlabel("tokens", fontsize=8)
     figure.supylabel("depth", fontsize=8)
     figure.tight_layout()
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as e:
-        raise InputError(f"cannot write {path}: {e.strerror}") from e
-    finally:
-        plt.close(figure)
+    save(figure, path)

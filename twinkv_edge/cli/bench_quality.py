@@ -10,9 +10,8 @@ import typer
 
 from ..compression import CHOICES
 from ..errors import InputError
-from .benches import PlotFile
-from .options import AsJson, ModelOptions, choice, grouped, usable_cores
-from .output import note, print_json
+from .options import AsJson, ModelOptions, PlotFile, choice, grouped, usable_cores
+from .output import note, show_measured
 
 if TYPE_CHECKING:
     from ..bench.quality.settings import Config, Settings
@@ -89,12 +88,7 @@ def quality(
     if not asked:
         raise InputError("no task could be run: " + "; ".join(f"{t}: {why}" for t, why in skipped.items()))
     result: dict[str, Any] = {**tables.tables(chosen, asked, min_full), "skipped": skipped}
-    if plot:
-        report.plot(result, plot)
-    if json:
-        print_json(result)
-    else:
-        print(report.markdown(result))
+    show_measured(result, report.markdown(result), json=json, plot=plot, draw=report.plot)
 
 
 def _path(model: ModelOptions) -> Path:
@@ -167,9 +161,4 @@ def needle_grid(
         result = bench.run(llm, text, lengths=length, depths=depth, samples=samples, configs=configs, progress=note)
     finally:
         llm.close()
-    if plot:
-        bench.plot(result, plot)
-    if json:
-        print_json(result)
-    else:
-        print(bench.markdown(result))
+    show_measured(result, bench.markdown(result), json=json, plot=plot, draw=bench.plot)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ..compression import Compression
 from ..errors import InputError
 from ..models.ggml_types import CACHE_TYPES
-from .options import AsJson, ModelOptions, choice, grouped
-from .output import note, print_json
-
-PlotFile = Annotated[Path | None, typer.Option("--plot", help="Write a picture (PNG) here too.", metavar="PNG")]
-
+from .options import AsJson, ModelOptions, PlotFile, choice, grouped
+from .output import note, show_measured
 
 Like = Annotated[
     str | None, typer.Option(help="Random weights in the shape of this model, instead of --model.", metavar="SHAPE")
@@ -39,13 +36,6 @@ def _path(model: ModelOptions, like: str | None, layers: int | None, n_tokens: i
 
 def _say(name: str, number: int, total: int) -> None:
     note(f"[{number + 1}/{total}] {name}")
-
-
-def _show(result: dict[str, Any], text: str, json: bool) -> None:
-    if json:
-        print_json(result)
-    else:
-        print(text)
 
 
 @grouped
@@ -91,12 +81,11 @@ def memory(
         of_layers=shape_of(like).n_layer if like else None,
         progress=_say,
     )
-    if plot:
-        bench.plot(result, plot)
     measured = limits if limits is not None else like is None
     found = bounds.run(path, threads=threads, progress=note) if measured else []
     result["limits"] = [limit.to_dict() for limit in found]
-    _show(result, "\n\n".join([bench.markdown(result), *([bounds.markdown(found)] if found else [])]), json)
+    text = "\n\n".join([bench.markdown(result), *([bounds.markdown(found)] if found else [])])
+    show_measured(result, text, json=json, plot=plot, draw=bench.plot)
 
 
 @grouped
@@ -126,7 +115,7 @@ def speed(
         repeats=repeats,
         progress=_say,
     )
-    _show(result, bench.markdown(result), json)
+    show_measured(result, bench.markdown(result), json=json)
 
 
 @grouped
@@ -169,9 +158,7 @@ def kernels(
     if real_keys is not None:
         result["real_keys"] = cache.run(model.path(), n_tokens=real_keys, n_threads=n_threads, progress=_say)
         text += "\n\n" + cache.markdown(result["real_keys"])
-    if plot:
-        bench.plot(result, plot)
-    _show(result, text, json)
+    show_measured(result, text, json=json, plot=plot, draw=bench.plot)
 
 
 @grouped
@@ -203,6 +190,4 @@ def needle(
         )
     finally:
         llm.close()
-    if plot:
-        bench.plot(result, plot)
-    _show(result, bench.markdown(result), json)
+    show_measured(result, bench.markdown(result), json=json, plot=plot, draw=bench.plot)

@@ -13,8 +13,8 @@ from ..errors import InputError
 from ..session import is_session
 from .inspect_document import prepare, run, show, write_page
 from .inspect_session import inspect_session
-from .options import AsJson, CompressionOptions, ModelOptions, choice, grouped
-from .output import megabytes, note, print_json
+from .options import AsJson, CompressionOptions, ModelOptions, PlotFile, choice, grouped
+from .output import megabytes, note, print_json, show_measured
 
 
 def _keep(help: str, metavar: str | None = None) -> Any:
@@ -78,9 +78,7 @@ def inspect(
         bool, typer.Option("--twins", help="Only count: the share of tokens with a twin, of one or more documents.")
     ] = False,
     sweep: Annotated[bool, typer.Option("--sweep", help="With --twins: at other thresholds too.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", help="With --twins: write a picture (PNG) here too.", metavar="PNG")
-    ] = None,
+    plot: PlotFile = None,
     json: AsJson = False,
     keep: PolicyOptions,
     model: ModelOptions,
@@ -123,10 +121,8 @@ def _twins(
     documents: list[str], keep: PolicyOptions, model: ModelOptions, *, sweep: bool, plot: Path | None, json: bool
 ) -> None:
     from ..inspect.prevalence import markdown
+    from ..inspect.prevalence import plot as draw
     from .inspect_twins import measure
 
-    result = measure(documents, keep.settings()[0], model, sweep=sweep, plot=plot)
-    if json:
-        print_json(result)
-    else:
-        print(markdown(result))
+    result = measure(documents, keep.settings()[0], model, sweep=sweep)
+    show_measured(result, markdown(result), json=json, plot=plot, draw=draw)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
 from .documents import read_document
 from .options import ModelOptions
 from .output import note, progress
@@ -15,23 +14,18 @@ if TYPE_CHECKING:
     from ..compression import Compression
 
 
-def measure(
-    documents: list[str], settings: Compression, model: ModelOptions, *, sweep: bool, plot: Path | None
-) -> dict[str, Any]:
+def measure(documents: list[str], settings: Compression, model: ModelOptions, *, sweep: bool) -> dict[str, Any]:
     """Evaluates the documents one after another and counts their twins.
 
     Raises:
-        InputError: A document cannot be read, or does not fit; or the plot cannot be drawn.
+        InputError: A document cannot be read, or does not fit.
         UnsupportedModelError: The model keeps no cache that can be rewritten.
     """
     from ..inspect import prevalence as measured
     from ..inspect.prevalence import SWEEP, summary
-    from ..inspect.prevalence import plot as draw
     from .generation import load
     from .prompt import Vocabulary
 
-    if plot is not None and (plot.is_dir() or not plot.absolute().parent.is_dir()):
-        raise InputError(f"cannot write {plot}: give a file in a folder that exists")
     facts = check_model(model, settings.layout)
     vocabulary = Vocabulary.load(facts.path)
     names = [name if name == "-" else Path(name).name for name in documents]
@@ -60,7 +54,4 @@ def measure(
             found.append(each)
     finally:
         llm.close()
-    result = summary(facts.name, found, settings.local_window, settings.key_space)
-    if plot is not None:
-        draw(result, plot)
-    return result
+    return summary(facts.name, found, settings.local_window, settings.key_space)

@@ -16,10 +16,25 @@ import typer
 from ..compression import CHOICES, Compression
 from ..errors import InputError
 from ..models.ggml_types import CACHE_TYPES
+from ..plotting import pyplot
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+
+def _drawable(path: Path | None) -> Path | None:
+    """Refuses a picture that could not be written before anything is measured for it."""
+    if path is not None:
+        if os.path.isdir(path) or not os.access(path.absolute().parent, os.W_OK):
+            raise InputError(f"cannot write {path}: give a file in a folder that exists and can be written to")
+        pyplot()
+    return path
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]
+PlotFile = Annotated[
+    Path | None,
+    typer.Option("--plot", help="Write a picture (PNG) here too.", metavar="PNG", callback=_drawable),
+]
 
 
 def grouped(command: Command) -> Command:

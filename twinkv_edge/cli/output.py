@@ -27,6 +27,23 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
+def show_measured(
+    result: Any,
+    markdown: str,
+    *,
+    json: bool,
+    plot: Path | None = None,
+    draw: Callable[[Any, Path], None] | None = None,
+) -> None:
+    """What was measured, as JSON or as tables, and then as a picture: should that fail, the figures are not lost."""
+    if json:
+        print_json(result)
+    else:
+        print(markdown, flush=True)
+    if plot is not None and draw is not None:
+        draw(result, plot)
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)

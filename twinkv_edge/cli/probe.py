@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,8 +9,8 @@ import typer
 from ..compression import Compression
 from ..errors import InputError
 from .documents import read_document
-from .options import AsJson, ModelOptions, grouped
-from .output import note, print_json, progress
+from .options import AsJson, ModelOptions, PlotFile, grouped
+from .output import note, progress, show_measured
 from .room import check_model, round_up
 
 if TYPE_CHECKING:
@@ -36,9 +35,7 @@ def utility(
     answer: Annotated[str | None, typer.Option("--answer", "-a", help="The right answer.")] = None,
     samples: Annotated[int, typer.Option(help="Generated samples, where no question is given.")] = 8,
     seed: Annotated[int, typer.Option(help="Of the first sample, and of the permutations.")] = 0,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", help="Write a scatter plot (PNG) here too.", metavar="PNG")
-    ] = None,
+    plot: PlotFile = None,
     json: AsJson = False,
     model: ModelOptions,
 ) -> None:
@@ -59,8 +56,6 @@ def utility(
         raise InputError("give the document that the question is about")
     if samples < 1 or seed < 0:
         raise InputError(f"--samples is {samples} and --seed {seed}: give at least 1 sample, and a seed from 0 on")
-    if plot is not None and (plot.is_dir() or not plot.absolute().parent.is_dir()):
-        raise InputError(f"cannot write {plot}: give a file in a folder that exists")
     text = PROSE if document is None else read_document(document)
     if question is not None:
         chosen = [about(text, question, str(answer))]
@@ -89,12 +84,7 @@ def utility(
     finally:
         llm.close()
     result = bench.summary(facts.name, chunks, found, seed)
-    if plot is not None:
-        bench.plot(result, plot)
-    if json:
-        print_json(result)
-    else:
-        print(bench.markdown(result))
+    show_measured(result, bench.markdown(result), json=json, plot=plot, draw=bench.plot)
 
 
 def _length(vocabulary: Vocabulary, *texts: str) -> int:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .. import twins, views
 from ..errors import CacheStateError, InputError
 from ..llama import CompressedLlama
-from ..plotting import pyplot
+from ..plotting import pyplot, save
 
 SWEEP = (0.70, 0.75, 0.80, 0.85, 0.90, 0.95)
 
@@ -175,9 +175,4 @@ def plot(result: dict[str, Any], path: str | Path) -> None:
     for ax in axes[0]:
         ax.grid(alpha=0.3, axis="y")
         ax.spines[["top", "right"]].set_visible(False)
-    try:
-        fig.savefig(path, dpi=140)
-    except OSError as e:
-        raise InputError(f"cannot write {path}: {(e.strerror or str(e)).lower()}") from e
-    finally:
-        plt.close(fig)
+    save(fig, path)

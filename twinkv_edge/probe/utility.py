@@ -20,7 +20,7 @@ import numpy.typing as npt
 from .. import policies, views
 from ..errors import InputError
 from ..llama import CompressedLlama
-from ..plotting import pyplot
+from ..plotting import pyplot, save
 from ..policies.attention import window_attention
 from .rank import spearman
 from .samples import ProbeSample
@@ -204,9 +204,4 @@ def plot(result: dict[str, Any], path: str | Path) -> None:
         ax.tick_params(labelbottom=False, labelleft=False)
         ax.spines[["top", "right"]].set_visible(False)
     fig.suptitle(f"Spearman rho = {result['rho']:.3f}, p = {result['p']:.3f}, n = {result['n']}", fontsize=11)
-    try:
-        fig.savefig(path, dpi=140)
-    except OSError as e:
-        raise InputError(f"cannot write {path}: {(e.strerror or str(e)).lower()}") from e
-    finally:
-        plt.close(fig)
+    save(fig, path)

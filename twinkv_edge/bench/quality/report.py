@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ...plotting import grouped_bars, pyplot
+from ...plotting import grouped_bars, pyplot, save
 from .settings import ALONE
 from .tables import CONFIDENCE, FEWEST
 
@@ -153,12 +153,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     panels[0][0].set_ylabel("nats per token above the full cache" if likelihoods else "mean score")
     panels[0][-1].legend(fontsize=7, frameon=False)
     figure.tight_layout()
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as e:
-        raise InputError(f"cannot write {path}: {e.strerror}") from e
-    finally:
-        plt.close(figure)
+    save(figure, path)
 
 
 def _bars(panel: Any, rows: list[dict[str, Any]], likelihoods: bool) -> None:
