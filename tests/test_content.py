@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import twinkv_edge as tk
 from twinkv_edge import pipeline, views
-from twinkv_edge.content import VALUE_SCALE, content
+from twinkv_edge.content import BALANCE, BALANCE_QK_NORM, Balance, balance, content
 
 
 def rows(seed: int, n: int = 50, d: int = 12) -> Any:
@@ -25,7 +25,7 @@ def defined(keys: Any, values: Any) -> tuple[Any, Any]:
     own = values - values.mean(axis=1, keepdims=True)
     size = [np.sqrt((part**2).sum(-1).mean(-1))[:, None, None] for part in (keys, own)]
     size = [np.where(s > 0, s, 1) for s in size]
-    return np.concatenate([keys / size[0], VALUE_SCALE * own / size[1]], axis=-1), np.linalg.norm(own, axis=-1)
+    return np.concatenate([keys / size[0], BALANCE.value_scale * own / size[1]], axis=-1), np.linalg.norm(own, axis=-1)
 
 
 @settings(max_examples=60, deadline=None)
@@ -48,7 +48,7 @@ def test_what_it_is(seed: int, n_heads: int, n: int, d: int, d_v: int, scale: fl
         np.testing.assert_allclose(weights, costs, rtol=1e-3, atol=1e-5 * scale)
         np.testing.assert_allclose(vectors, expected, rtol=2e-3, atol=2e-3)
     for threads in (1, 3):
-        again = content(keys, values, threads)
+        again = content(keys, values, n_threads=threads)
         np.testing.assert_array_equal(again[0].view(np.uint16), vectors.view(np.uint16))
         np.testing.assert_array_equal(again[1], weights)
 
@@ -64,6 +64,8 @@ def test_what_does_not_fit_together_is_refused() -> None:
         content(rows(0, 5), rows(1, 6))
     with pytest.raises(tk.InputError, match="no keys and values to put side by side"):
         content(rows(0, 5, 0), rows(1, 5))
+    with pytest.raises(tk.InputError, match="value_scale must be finite"):
+        content(rows(0, 5), rows(1, 5), -1.0)
 
 
 def test_scales_and_what_all_values_share_do_not_matter() -> None:
@@ -81,15 +83,22 @@ def test_values_that_are_all_alike_weigh_nothing(n: int) -> None:
     assert (weights == 0).all()
 
 
-def test_compress_hands_it_to_the_repair(evaluated: tk.CompressedLlama) -> None:
-    kv, index = evaluated.kv, 12
+@pytest.mark.parametrize(
+    ("model", "index", "weighed"), [("evaluated", 12, BALANCE), ("evaluated_qwen3", 1, BALANCE_QK_NORM)]
+)
+def test_compress_hands_it_to_the_repair(
+    model: str, index: int, weighed: Balance, request: pytest.FixtureRequest
+) -> None:
+    kv = request.getfixturevalue(model).kv
     alone = tk.Compression(policy="knorm", ratio=0.5, repair="none")
     plan = pipeline.make_plan(kv, tk.Compression(policy="knorm", ratio=0.5), 0.9)
     part = views.parts(kv, index)[0]
-    scores = pipeline.make_policy(alone, 0.9, kv.model).score(part.view)
+    assert balance(part.view) == weighed
+    scores = pipeline.make_policy(alone, 0.9, kv.facts.path).score(part.view)
     before = pipeline.make_plan(kv, alone, 0.9).retained[index]
-    vectors, weight = content(part.view.unrotated_keys, part.view.values)
-    done = tk.repair(vectors, before, mode="coverage", priority=scores, weight=weight)
+    vectors, weight = content(part.view.unrotated_keys, part.view.values, weighed.value_scale)
+    options: dict[str, Any] = {"mode": "coverage", "priority": scores, "weight": weight}
+    done = tk.repair(vectors, before, margin=weighed.margin, **options)
     np.testing.assert_array_equal(plan.retained[index], done.retained)
     assert (done.n_swaps > 0).all()
 

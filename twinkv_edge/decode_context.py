@@ -55,7 +55,7 @@ def move(
     except ValueError as e:
         raise CacheStateError(f"no context of {n_ctx} cells could be made ({e}): free memory and try again") from e
     try:
-        moved = KVCache(ctx.ctx, tap, kv.model, kv.n_threads)
+        moved = KVCache(ctx.ctx, tap, kv.facts, kv.n_threads)
         moved.discover(lambda: decode_one(ctx))
         if kv.n_cells:
             blob = kv.sequence_state()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 from typing import Any
 
@@ -16,6 +15,7 @@ from ._install import native
 from .cells import Cells, Snapshot
 from .errors import CacheStateError, InputError, UnsupportedModelError
 from .layers import Layer
+from .models import ModelFacts
 from .report import CompressionReport, Footprint
 
 SEQ_ID = 0  # llama_cpp.Llama keeps its conversation in sequence 0
@@ -32,9 +32,9 @@ class KVCache:
     On sliding-window models only the full-attention layers are here: the others forget by themselves.
     """
 
-    def __init__(self, ctx: Any, tap: Any, model: str | os.PathLike[str], n_threads: int = 0) -> None:
+    def __init__(self, ctx: Any, tap: Any, facts: ModelFacts, n_threads: int = 0) -> None:
         self._ctx = ctx
-        self.model = model  # its file
+        self.facts = facts  # of the model
         self.n_threads = n_threads  # that reading, comparing and moving may take; 0: one per core
         self._tap = tap
         self._memory = llama_cpp.llama_get_memory(ctx)

@@ -61,7 +61,7 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         llama_kwargs.setdefault("verbose", False)
         super().__init__(model_path=path, n_ctx=n_ctx, **llama_kwargs)
         try:
-            kv = KVCache(self._ctx.ctx, self._tap, path, self.n_threads_batch)
+            kv = KVCache(self._ctx.ctx, self._tap, self.facts, self.n_threads_batch)
             kv.discover(self._decode_one)
             self._kv = kv
             self.capture_for()

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from . import policies, select, twins, views
 from ._install import native
 from .compression import Compression, kept_tokens
-from .content import compared
+from .content import balance, compared
 from .errors import CacheStateError, InputError
 from .kv_cache import KVCache
 from .repair import repair
@@ -95,7 +95,7 @@ def begin(kv: KVCache, cfg: Compression, tau: float) -> tuple[policies.Policy, i
     if n == 0:
         raise CacheStateError("the cache is empty: evaluate a prompt before compressing it")
     keep = cfg.budget(n)
-    policy = make_policy(cfg, tau, kv.model)
+    policy = make_policy(cfg, tau, kv.facts.path)
     plan = Plan(np.full((kv.n_layers, kv.n_head_kv, n), keep == n, dtype=np.bool_))
     if keep < n and policy.ragged and (reason := _why_uniform(kv, cfg)):
         plan.notes.append(f"every head keeps the same number of tokens: {reason}")
@@ -179,6 +179,7 @@ def repair_part(
             positions=part.view.positions,
             priority=scores,
             weight=weight,
+            margin=balance(part.view).margin,
             n_threads=part.view.n_threads,
         )
         plan.swaps += int(np.sum(done.n_swaps))

@@ -44,7 +44,7 @@ __all__ = ["MODES", "Repair", "repair"]
 
 MODES = REPAIR_MODES
 SHARE = 0.3  # of what is kept or evicted, whichever is less, that coverage swaps at most (docs/repair.md)
-MARGIN = 0.06  # by which what goes must be covered better than what comes in (docs/repair.md: what was tried)
+MARGIN = 0.06  # by which what goes must be covered better than what comes in; `content.BALANCE` has it for models
 
 
 @dataclass(frozen=True)

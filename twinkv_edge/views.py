@@ -115,6 +115,7 @@ def _view(
         softcap=facts.softcap,
         rotation=facts.rotation,
         heads=heads,
+        has_qk_norm=kv.facts.has_qk_norm,
         n_threads=kv.n_threads or None,
         notes=notes,
     )

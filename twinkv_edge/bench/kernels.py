@@ -112,7 +112,7 @@ def _cases(backends: Sequence[str], tau: float, n_threads: int) -> list[_Case]:
 
             def cover(keys: Keys, kept: npt.NDArray[np.bool_], o: dict[str, Any] = options) -> Any:
                 # as a compression calls it: keys and values side by side, here the same keys turned around
-                vectors, weight = content(keys[None], keys[None, :, ::-1], n_threads)
+                vectors, weight = content(keys[None], keys[None, :, ::-1], n_threads=n_threads)
                 return repair(vectors[0], kept, mode="coverage", weight=weight[0], local_window=WINDOW, **o)
 
             out.append(_Case("twin_counts", backend, isa, counts))

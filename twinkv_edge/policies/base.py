@@ -73,6 +73,7 @@ class LayerView:
         softcap: Attention caps its logits as softcap * tanh(logit / softcap); 0: it does not.
         rotation: How keys and queries were rotated.
         heads: Which KV heads of the layer these are.
+        has_qk_norm: Whether the model normalizes queries and keys (QK-norm).
         n_threads: What the model was given for prompts, and native work on the layer may take; None: one per core.
         notes: What the user should know of how the scores came about; see `note`.
     """
@@ -92,6 +93,7 @@ class LayerView:
     softcap: float = 0.0
     rotation: Rotation = NO_ROTATION
     heads: slice = field(default_factory=lambda: slice(None))
+    has_qk_norm: bool = False
     n_threads: int | None = None
     notes: list[str] = field(default_factory=list)
 

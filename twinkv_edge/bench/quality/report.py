@@ -151,7 +151,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
         if result["full"] is not None and not likelihoods:
             panel.axhline(result["full"], linestyle="--", color="0.4", linewidth=1, label="full cache")
     panels[0][0].set_ylabel("nats per token above the full cache" if likelihoods else "mean score")
-    panels[0][-1].legend(fontsize=7, frameon=False)
+    panels[0][-1].legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     figure.tight_layout()
     save(figure, path)
 
