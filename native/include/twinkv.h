@@ -122,16 +122,16 @@ TWINKV_API twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_rep
                                        const float* best, const float* priority, const float* weight, uint8_t* retained,
                                        twinkv_repair_stats* stats);
 
-/* What TWINKV_REPAIR_COVERAGE is meant to compare (docs/repair.md): keys [n_heads, n, d_k] and values [n_heads, n, d_v],
- * finite, side by side. vectors, float16 [n_heads, n, d_k + d_v]: keys over the root mean square of their norms, and
- * values less their mean over the same of theirs, times value_scale. weights [n_heads, n]: norms of values less their
- * mean. */
+/* What TWINKV_REPAIR_COVERAGE is meant to compare (docs/repair.md): keys [n_heads, n, d_k] and values [n_heads, n,
+ * d_v], finite, side by side. vectors, float16 [n_heads, n, d_k + d_v]: keys over the root mean square of their norms,
+ * and values less their mean over the same of theirs, times value_scale. weights [n_heads, n]: norms of values less
+ * their mean. */
 TWINKV_API twinkv_status twinkv_content(const float* keys, const float* values, int64_t n_heads, int64_t n, int64_t d_k,
                                         int64_t d_v, float value_scale, int n_threads, uint16_t* vectors,
                                         float* weights);
 
-/* Counts and best twins on a device of ggml (a graph on its backend), named as ggml_backend_dev_name() names it: "CPU", "Metal",
- * "Vulkan0". Fails with TWINKV_EUNSUPPORTED where there is none of that name, or none precise enough. */
+/* Counts and best twins on a device of ggml (a graph on its backend), named as ggml_backend_dev_name() names it: "CPU",
+ * "Metal", "Vulkan0". Fails with TWINKV_EUNSUPPORTED where there is none of that name, or none precise enough. */
 TWINKV_API twinkv_status twinkv_device_twin_counts(const char* device, const twinkv_keys* keys, float tau,
                                                    int64_t local_window, int n_threads, int32_t* counts);
 TWINKV_API twinkv_status twinkv_device_best_twin(const char* device, const twinkv_keys* keys, const uint8_t* retained,

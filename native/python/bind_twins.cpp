@@ -76,7 +76,8 @@ void bind_twins(nb::module_& m) {
            int n_threads, Array<uint16_t, nb::ndim<3>> vectors, PerToken<float> weights) {
             const size_t n_heads = keys.shape(0), n = keys.shape(1), d = keys.shape(2) + values.shape(2);
             if (values.shape(0) != n_heads || values.shape(1) != n || weights.shape(0) != n_heads ||
-                weights.shape(1) != n || vectors.shape(0) != n_heads || vectors.shape(1) != n || vectors.shape(2) != d) {
+                weights.shape(1) != n || vectors.shape(0) != n_heads || vectors.shape(1) != n ||
+                vectors.shape(2) != d) {
                 throw nb::value_error("keys and values must be of the same heads and tokens");
             }
             call([&] {

@@ -72,10 +72,9 @@ void accumulate(Layer& layer, std::vector<float>& rows, const std::vector<int32_
     for (size_t i = 0; i < per_head.size(); ++i) {
         per_head[i] = positions[i / n_head];
     }
-    const auto status =
-        twinkv_unrotate(&layer.facts.rope, layer.freq_factors.data(), layer.facts.hadamard, rows.data(),
-                        int64_t(n_head * d), int64_t(d), per_head.data(), int64_t(positions.size()), int32_t(n_head),
-                        int32_t(d), threads);
+    const auto status = twinkv_unrotate(&layer.facts.rope, layer.freq_factors.data(), layer.facts.hadamard, rows.data(),
+                                        int64_t(n_head * d), int64_t(d), per_head.data(), int64_t(positions.size()),
+                                        int32_t(n_head), int32_t(d), threads);
     require(status == TWINKV_OK, twinkv_last_error(), status);
     if (s.pivot.empty()) {
         choose_pivot(s, rows, positions, skip, n_head * d, counted);

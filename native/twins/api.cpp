@@ -23,6 +23,13 @@ template <class F> void for_each_head(int64_t n_heads, int n_threads, F&& f) {
     }
 }
 
+void best_of_heads(const twinkv_keys& keys, const uint8_t* retained, int64_t local_window, int n_threads, float* best) {
+    for_each_head(keys.n_heads, n_threads, [&](int64_t h, int threads) {
+        const auto head = load_head(keys, h, local_window, threads);
+        best_twin({head, threads}, retained + h * keys.n, INFINITY, INFINITY, best + h * keys.n);
+    });
+}
+
 } // namespace
 } // namespace twinkv
 
@@ -44,10 +51,7 @@ twinkv_status twinkv_best_twin(const twinkv_keys* keys, const uint8_t* retained,
                                float* best) {
     return twinkv::guard([&] {
         twinkv::check_call(keys, local_window);
-        twinkv::for_each_head(keys->n_heads, n_threads, [&](int64_t h, int threads) {
-            const auto head = twinkv::load_head(*keys, h, local_window, threads);
-            twinkv::best_twin({head, threads}, retained + h * keys->n, INFINITY, INFINITY, best + h * keys->n);
-        });
+        twinkv::best_of_heads(*keys, retained, local_window, n_threads, best);
     });
 }
 
@@ -83,14 +87,27 @@ twinkv_status twinkv_repair(const twinkv_keys* keys, const twinkv_repair_params*
                         "no such repair mode");
         // all heads are loaded and judged before the first result is written: a failure changes nothing
         std::vector<uint8_t> result(retained, retained + keys->n_heads * keys->n);
-        twinkv::for_each_head(keys->n_heads, n_threads, [&](int64_t h, int threads) {
-            const auto head = twinkv::load_head(*keys, h, params->local_window, threads);
-            const auto of_head = [&](const float* values) { return values ? values + h * keys->n : nullptr; };
-            uint8_t* kept = result.data() + h * keys->n;
-            stats[h] = coverage ? twinkv::cover({head, threads}, *params, of_head(best), of_head(priority),
-                                                of_head(weight), kept)
-                                : twinkv::repair({head, threads}, *params, of_head(best), kept);
-        });
+        const auto of = [&](int64_t h, const float* values) { return values ? values + h * keys->n : nullptr; };
+        if (!coverage) {
+            twinkv::for_each_head(keys->n_heads, n_threads, [&](int64_t h, int threads) {
+                const auto head = twinkv::load_head(*keys, h, params->local_window, threads);
+                stats[h] = twinkv::repair({head, threads}, *params, of(h, best), result.data() + h * keys->n);
+            });
+        } else {
+            // the swaps of a head follow one another, on one thread: what all threads can share comes first
+            std::vector<float> found;
+            if (!best) {
+                found.resize(result.size());
+                twinkv::best_of_heads(*keys, retained, params->local_window, n_threads, found.data());
+                best = found.data();
+            }
+            const twinkv::ScratchScope scratch;
+            twinkv::parallel_for(keys->n_heads, n_threads, [&](int64_t h) {
+                const auto head = twinkv::load_head(*keys, h, params->local_window, 1);
+                stats[h] = twinkv::cover({head, 1}, *params, of(h, best), of(h, priority), of(h, weight),
+                                         result.data() + h * keys->n);
+            });
+        }
         std::copy(result.begin(), result.end(), retained);
     });
 }

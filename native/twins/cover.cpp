@@ -213,12 +213,7 @@ void count(const Head& head, const std::vector<float>& best, const uint8_t* reta
 twinkv_repair_stats cover(const Context& context, const twinkv_repair_params& params, const float* known,
                           const float* priority, const float* weight, uint8_t* retained) {
     const Head& head = context.head;
-    std::vector<float> best(size_t(head.n));
-    if (known) {
-        std::copy_n(known, best.size(), best.data());
-    } else {
-        best_twin(context, retained, infinity, infinity, best.data());
-    }
+    const std::vector<float> best(known, known + head.n);
     const auto budget = std::count_if(retained, retained + head.n, [](uint8_t r) { return r != 0; });
     const auto limit = size_t(std::floor(params.share * double(std::min<int64_t>(budget, head.n - budget))));
     std::vector<int32_t> donors = leaving(head, params, priority, retained), released;

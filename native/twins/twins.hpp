@@ -38,8 +38,9 @@ TwinRows twin_rows(const Context& context, const std::vector<int32_t>& rows, con
 twinkv_repair_stats repair(const Context& context, const twinkv_repair_params& params, const float* best,
                            uint8_t* retained);
 
-// The same by coverage. priority [n]: what the tokens of the set are worth, or null: the later, the more.
-// weight [n]: what it costs that a token is not covered, or null: all cost the same.
+// The same by coverage, on one thread. best [n] as best_twin() gives it. priority [n]: what the tokens of the set are
+// worth, or null: the later, the more. weight [n]: what it costs that a token is not covered, or null: all cost the
+// same.
 twinkv_repair_stats cover(const Context& context, const twinkv_repair_params& params, const float* best,
                           const float* priority, const float* weight, uint8_t* retained);
 
