@@ -145,7 +145,7 @@ def hide(llm: tk.CompressedLlama, retained: npt.NDArray[np.bool_] | None) -> Non
     """Masks what is not retained, per head, at the attention nodes; None: nothing."""
     for layer, facts in enumerate(llm.kv.layers):
         hidden = np.zeros((facts.n_head_kv, 0)) if retained is None else ~retained[layer]
-        llm._tap.hide(facts.tap_index, hidden.astype(np.uint8))
+        llm._tap.hide(facts.tap_index, hidden.astype(np.uint8)[None])
 
 
 def masked_run(llm: tk.CompressedLlama, retained: npt.NDArray[np.bool_], tokens: list[int]) -> npt.NDArray[np.float32]:

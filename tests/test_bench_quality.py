@@ -56,21 +56,22 @@ def test_masked_answers_are_those_of_an_evicted_cache(
     suffix = licence_tokens[300:304]
     llm.kv.mask(plan.retained)
     earlier: list[list[int]] = []
-    masked = answers.greedy(llm, suffix, 24, lambda text: False, earlier)
+    ends = answers.Ends(24, lambda text: False)
+    masked = answers.greedy(llm, suffix, ends, earlier)
     assert llm.n_tokens == llm.kv.n_tokens == 300
     # guessing with the answer itself, with a wrong one, and not at all
     wrong = [[earlier[0][0], earlier[0][1], 5, 5, 5, 5]]
-    assert answers.greedy(llm, suffix, 24, lambda text: False, [*earlier]) == masked
-    assert answers.greedy(llm, suffix, 24, lambda text: False, wrong) == masked
+    assert answers.greedy(llm, suffix, ends, [*earlier]) == masked
+    assert answers.greedy(llm, suffix, ends, wrong) == masked
     full = np.empty((16, llm.n_vocab()), np.float32)
     llm.kv.mask(None)
     likely = answers.likelihood(llm, suffix[0], licence_tokens[301:317], full, is_full=True)
-    assert answers.greedy(llm, suffix, 24, lambda text: False, []) != masked
+    assert answers.greedy(llm, suffix, ends, []) != masked
     llm.kv.mask(plan.retained)
     with_mask = answers.likelihood(llm, suffix[0], licence_tokens[301:317], full, is_full=False)
     llm.kv.mask(None)
     llm.kv.evict(plan.retained)
-    assert answers.greedy(llm, suffix, 24, lambda text: False, []) == masked
+    assert answers.greedy(llm, suffix, ends, []) == masked
     evicted = answers.likelihood(llm, suffix[0], licence_tokens[301:317], full, is_full=False)
     assert evicted.nll == pytest.approx(with_mask.nll, abs=1e-4)
     assert evicted.kl == pytest.approx(with_mask.kl, abs=1e-4)
@@ -126,11 +127,12 @@ def test_an_answer_that_loops_ends(smollm2: str, open_llm: Callable[..., tk.Comp
     llm = open_llm(smollm2)
     llm.eval(llm.tokenize(b"Again and again:"))
     suffix = [llm.tokenize(b" the", add_bos=False, special=False)[0]] * 40  # it goes on so
-    free, ended = (answers.greedy(llm, suffix, 60, lambda text: False, [], until_loop=until) for until in (False, True))
+    ends = [answers.Ends(60, lambda text: False, until_loop=until) for until in (False, True)]
+    free, ended = (answers.greedy(llm, suffix, each, []) for each in ends)
     assert free.startswith(ended)
     assert len(ended) < len(free)
     wrong = [[5, 5, 5]]
-    assert answers.greedy(llm, suffix, 60, lambda text: False, wrong, until_loop=True) == ended
+    assert answers.greedy(llm, suffix, ends[1], wrong) == ended
 
 
 # -- tables --------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import llama_cpp
@@ -184,14 +185,15 @@ class KVCache:
     def _hide(self) -> None:
         """Masks the cells that a head does not use, from now on."""
         for index, layer in enumerate(self.layers):
-            self._tap.hide(layer.tap_index, np.ascontiguousarray(self._cells.hidden(index), dtype=np.uint8))
+            self._tap.hide(layer.tap_index, np.ascontiguousarray(self._cells.hidden(index)[None], dtype=np.uint8))
 
-    def mask(self, retained: npt.NDArray[np.bool_] | None) -> None:
+    def mask(self, retained: npt.NDArray[np.bool_] | Sequence[npt.NDArray[np.bool_]] | None) -> None:
         """Hides from every head the cells that are not marked, without evicting them: attention is as after
         `evict(retained)`, and mask(None) takes it back. For comparing many sets on one cache.
 
         Args:
-            retained: bool [L, H, n_cells], or None. Tokens decoded later are seen by all heads.
+            retained: bool [L, H, n_cells], or None. Tokens decoded later are seen by all heads. Or several sets, of
+                which `mask_rows` names one for every token of a batch; without it the first holds for all.
 
         Raises:
             InputError: Wrong shape or type, or a head keeps nothing.
@@ -205,9 +207,20 @@ class KVCache:
         if retained is None:
             self._hide()
             return
-        self._kept_cells(retained)
-        for layer, keep in zip(self.layers, retained, strict=True):
-            self._tap.hide(layer.tap_index, np.ascontiguousarray(~keep, dtype=np.uint8))
+        sets = [retained] if isinstance(retained, np.ndarray) else list(retained)
+        if not sets:
+            raise InputError("no set of cells to mask by: give one, or None")
+        for each in sets:
+            self._kept_cells(each)
+        for index, layer in enumerate(self.layers):
+            self._tap.hide(layer.tap_index, np.stack([~each[index] for each in sets]).view(np.uint8))
+
+    def mask_rows(self, sets: Sequence[int]) -> None:
+        """Which set of `mask` every token of the next batches has: they must be as long; (): the first, for any batch.
+
+        Where a batch is not as long, or names a set that is not there, its masks are left out and the tap says so.
+        """
+        self._tap.hide_rows(np.array(sets, dtype=np.int32))
 
     def _move(self, index: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Moves the kept cells to the front; returns the positions llama.cpp has for them afterwards.

@@ -27,6 +27,8 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         model_path: A GGUF file; default: the embedded SmolLM2-135M-Instruct.
         n_ctx: Cells of the KV cache. Tokens that were evicted no longer count against it.
         compression: Settings of `compress()`; each call may override them.
+        n_seq_max: Sequences that share the cells: the conversation, a spare one for evictions, and more for
+            `lanes.Lanes`. Models with a sliding window have the conversation's only.
         **llama_kwargs: As llama_cpp.Llama takes them. Flash attention is on unless turned off here: without it V is
             stored transposed, and its memory cannot be given back in place.
 
@@ -45,6 +47,7 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         *,
         n_ctx: int = 8192,
         compression: Compression | None = None,
+        n_seq_max: int = 2,
         **llama_kwargs: Any,
     ) -> None:
         self._stack = contextlib.ExitStack()  # Llama closes it when deleted, also where its own __init__ never ran
@@ -56,6 +59,7 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self._context_params: Any = None
         self._kv: KVCache | None = None
         self._n_ctx_cells = 0
+        self._n_seq_max = n_seq_max
         self._rolling = rolling.Rolling(self)
         llama_kwargs.setdefault("flash_attn", True)
         llama_kwargs.setdefault("verbose", False)
@@ -84,7 +88,7 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         if not self.facts.n_swa:
             # a spare sequence in the same cells lets eviction close up the cache in place; it costs no memory here, but
             # a sliding-window cache would grow with it
-            params.n_seq_max, params.kv_unified = max(2, params.n_seq_max), True
+            params.n_seq_max, params.kv_unified = max(2, self._n_seq_max), True
         self._context_params = params
 
     # Llama checks prompts and max_tokens against _n_ctx: the tokens that can be in play, evicted ones included.

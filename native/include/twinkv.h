@@ -253,9 +253,13 @@ TWINKV_API twinkv_status twinkv_tap_attention(twinkv_tap* tap, int32_t index, in
 /* For tests: which kernel sums up attention from now on ("avx512", "avx2", "portable"). */
 TWINKV_API twinkv_status twinkv_set_attention_isa(const char* isa);
 
-/* Masks cells per KV head at the attention node (host backends): hidden [n_head_kv, n] is 1 where a head must
+/* Masks cells per KV head at the attention node (host backends): hidden [n_sets, n_head_kv, n] is 1 where a head must
  * not see cells 0..n-1; cells past n stay as llama.cpp masks them. n = 0 removes the mask of that layer. */
-TWINKV_API twinkv_status twinkv_tap_hide(twinkv_tap* tap, int32_t index, const uint8_t* hidden, int64_t n);
+TWINKV_API twinkv_status twinkv_tap_hide(twinkv_tap* tap, int32_t index, const uint8_t* hidden, int64_t n_sets,
+                                         int64_t n);
+/* Row r of the batches decoded from now on sees the cells that set sets[r] leaves: they must have n_rows tokens.
+ * n_rows = 0: all rows see the first set, in batches of any size. */
+TWINKV_API twinkv_status twinkv_tap_hide_rows(twinkv_tap* tap, const int32_t* sets, int64_t n_rows);
 
 /* The message of a failure inside the callback since the last call of this function, or NULL. Check after
  * llama_decode. */

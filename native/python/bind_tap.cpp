@@ -178,13 +178,19 @@ void bind_tap(nb::module_& m) {
             "index"_a, "sums"_a)
         .def(
             "hide",
-            [](Tap& t, int32_t index, Array<const uint8_t, nb::ndim<2>> hidden) {
-                if (int64_t(hidden.shape(0)) != t.layer(index).n_head_kv) {
-                    throw nb::value_error("hidden must be [n_head_kv, n]");
+            [](Tap& t, int32_t index, Array<const uint8_t, nb::ndim<3>> hidden) {
+                if (int64_t(hidden.shape(1)) != t.layer(index).n_head_kv) {
+                    throw nb::value_error("hidden must be [n_sets, n_head_kv, n]");
                 }
-                check(twinkv_tap_hide(t.tap, index, hidden.data(), int64_t(hidden.shape(1))));
+                check(twinkv_tap_hide(t.tap, index, hidden.data(), int64_t(hidden.shape(0)), int64_t(hidden.shape(2))));
             },
             "index"_a, "hidden"_a)
+        .def(
+            "hide_rows",
+            [](Tap& t, Array<const int32_t, nb::ndim<1>> sets) {
+                check(twinkv_tap_hide_rows(t.tap, sets.data(), int64_t(sets.shape(0))));
+            },
+            "sets"_a)
         .def(
             "memory",
             [](const Tap& t, int32_t index) {

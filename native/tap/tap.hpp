@@ -38,11 +38,12 @@ struct QueryStatistics {
     std::vector<float> outer; // [n_head, d (d + 1) / 2]: upper triangles, row by row
 };
 
-// Cells a layer's heads must not see.
+// Cells a layer's heads must not see, in one set or several: which one a row of the batch has is in the tap's `sets`.
 struct HiddenCells {
-    std::vector<uint8_t> hidden; // [n_head_kv, n]
+    std::vector<uint8_t> hidden; // [n_sets, n_head_kv, n]
+    int64_t n_sets = 0;
     int64_t n = 0;
-    bool same = false; // for all heads
+    bool same = false; // for all heads, in every set
 };
 
 // The mask that stands in for llama.cpp's own while one attention node runs. One at a time: the scheduler
@@ -83,6 +84,7 @@ struct twinkv_tap {
     int32_t skip = 0;
     int32_t n_threads = 0;          // for the work on captured queries; 0: as many as the machine has
     std::vector<int32_t> positions; // of the batch running now, read from the graph's ROPE nodes
+    std::vector<int32_t> sets;      // of hidden cells, by row of the batch; empty: the first for all
     twinkv::StandIn stand_in;
     std::string failure;
     std::string reported;

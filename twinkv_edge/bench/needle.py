@@ -13,8 +13,8 @@ from ..llama import CompressedLlama
 from ..plotting import grouped_bars, pyplot, save
 from ..tasks.needle import Sample, sample
 from .chosen import usable
-from .quality.answers import greedy
-from .quality.sample_run import Copies
+from .quality.answers import Ends
+from .quality.replies import replies
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ def run(
     llm: CompressedLlama,
     samples: Iterable[Sample],
     configs: Mapping[str, Compression],
-    progress: Callable[[int, int], None] | None = None,
 ) -> list[Outcome]:
     """Answers every sample under every configuration.
 
@@ -48,16 +47,9 @@ def run(
         llm.eval(tokens[:-1])
         made = plans.make_plans(llm.kv, list(configs.values()), llm.facts.default_tau)
         llm.capture_for()
-        copy, earlier = Copies(llm), []  # type: ignore[var-annotated]
-        try:
-            for done, (name, plan) in enumerate(zip(configs, made, strict=True)):
-                copy.keep(plan)
-                text = greedy(llm, tokens[-1:], needle.max_tokens, needle.is_right, earlier)
-                outcomes.append(Outcome(name, number, text, needle.is_right(text), plan.swaps))
-                if progress:
-                    progress(number * len(made) + done + 1, len(made))
-        finally:
-            copy.give_back()
+        texts = replies(llm, tokens[-1:], made, Ends(needle.max_tokens, needle.is_right))
+        for name, plan, text in zip(configs, made, texts, strict=True):
+            outcomes.append(Outcome(name, number, text, needle.is_right(text), plan.swaps))
     return outcomes
 
 

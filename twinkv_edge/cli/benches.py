@@ -176,6 +176,7 @@ def needle(
 ) -> None:
     """Accuracy of finding a hidden number: every policy alone, with the paper's repair, and with ours."""
     from ..bench import needle as bench
+    from ..bench.quality.replies import SEQUENCES
     from .documents import read_document
     from .generation import load
 
@@ -183,7 +184,7 @@ def needle(
     if samples < 1:
         raise InputError(f"--samples is {samples}: give a whole number, 1 or more")
     text = read_document(str(haystack))
-    llm = load(model, model.n_ctx or 4096, Compression())
+    llm = load(model, model.n_ctx or 4096, Compression(), n_seq_max=SEQUENCES)
     try:
         result = bench.table(
             llm, text, samples=samples, first=seed, ratios=ratio, names=policy or None, tau=tau, progress=note

@@ -1,4 +1,4 @@
-"""Answers and likelihoods on a masked cache: greedy decoding that guesses ahead, and teacher forcing.
+"""Answers and likelihoods on one cache as it is: greedy decoding that guesses ahead, and teacher forcing.
 
 A guess changes no answer, only its time: guessed tokens are evaluated in one batch, and kept as far as each is the one
 that greedy decoding takes anyway. What earlier configurations answered to the same question is a very good guess.
@@ -78,65 +78,77 @@ def loops(answer: Sequence[int]) -> bool:
     return False
 
 
-def greedy(
-    llm: CompressedLlama,
-    suffix: Sequence[int],
-    max_tokens: int,
-    finished: Callable[[str], bool],
-    earlier: list[list[int]],
-    until_loop: bool = False,
-) -> str:
+@dataclass(frozen=True)
+class Ends:
+    """When an answer ends, other than by the model's own word.
+
+    Attributes:
+        max_tokens: Its longest.
+        finished: Told the answer so far; whether its score cannot change any more.
+        until_loop: Whether an answer that only repeats itself has ended.
+    """
+
+    max_tokens: int
+    finished: Callable[[str], bool]
+    until_loop: bool = False
+
+
+class Answer:
+    """An answer as it grows, token by token."""
+
+    def __init__(self, llm: CompressedLlama, ends: Ends) -> None:
+        self._llm, self._ends = llm, ends
+        self._vocabulary = llama_cpp.llama_model_get_vocab(llm.model)
+        self.tokens: list[int] = []
+        self.text = ""
+
+    def ends_with(self, token: int) -> bool:
+        """Takes the next token, and says whether the answer has ended."""
+        if llama_cpp.llama_vocab_is_eog(self._vocabulary, token):
+            return True
+        self.tokens.append(token)
+        self.text = str(self._llm.detokenize(self.tokens), "utf-8", "replace")
+        return (
+            len(self.tokens) >= self._ends.max_tokens
+            or (self._ends.until_loop and loops(self.tokens))
+            or self._ends.finished(self.text)
+        )
+
+
+def greedy(llm: CompressedLlama, suffix: Sequence[int], ends: Ends, earlier: list[list[int]]) -> str:
     """Evaluates `suffix` on the cache as it is and answers by the likeliest tokens.
 
     Args:
         suffix: The rest of the prompt, at least one token.
-        max_tokens: Longest answer.
-        finished: Told the answer so far; whether its score cannot change any more.
         earlier: Answers to the same question so far; this one is added.
-        until_loop: Whether an answer that only repeats itself has ended.
 
     Returns:
         The answer. The cache is as before.
     """
     start, pending = llm.n_tokens, list(suffix)
-    answer: list[int] = []
+    answer, ended = Answer(llm, ends), False
     size = GUESS // 2  # a batch of n costs some n / 2 single tokens: guessing wrong is not free
-    vocabulary = llama_cpp.llama_model_get_vocab(llm.model)
-    text = ""
     try:
-        for piece in _batches(pending[:-1], llm.n_batch):
+        for piece in batches(pending[:-1], llm.n_batch):
             decode(llm, piece)
         pending = pending[-1:]
-        while True:
-            ahead = guesses(answer, earlier)[: min(size, max_tokens - len(answer) - 1)]
+        while not ended:
+            ahead = guesses(answer.tokens, earlier)[: min(size, ends.max_tokens - len(answer.tokens) - 1)]
             here = llm.n_tokens
             best = decode(llm, [*pending, *ahead]).argmax(axis=1).tolist()
             right = next((i for i, token in enumerate(ahead) if token != best[i]), len(ahead))
             size = min(GUESS, 2 * right + 1) if ahead else size
             back_to(llm, here + 1 + right)
-            ended = False
-            for token in best[: right + 1]:
-                if llama_cpp.llama_vocab_is_eog(vocabulary, token):
-                    ended = True
-                    break
-                answer.append(token)
-                if ended := until_loop and loops(answer):
-                    break
-            text = _text(llm, answer)
-            if ended or len(answer) >= max_tokens or finished(text):
-                break
-            pending = answer[-1:]
+            ended = any(answer.ends_with(token) for token in best[: right + 1])
+            pending = answer.tokens[-1:]
     finally:
         back_to(llm, start)
-    earlier.append(answer)
-    return text
+    earlier.append(answer.tokens)
+    return answer.text
 
 
-def _text(llm: CompressedLlama, tokens: list[int]) -> str:
-    return str(llm.detokenize(tokens), "utf-8", "replace")
-
-
-def _batches(tokens: list[int], size: int) -> list[list[int]]:
+def batches(tokens: Sequence[int], size: int) -> list[Sequence[int]]:
+    """In pieces of at most `size`."""
     return [tokens[i : i + size] for i in range(0, len(tokens), size)]
 
 

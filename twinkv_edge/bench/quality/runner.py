@@ -17,6 +17,7 @@ from ... import models, tasks
 from ...errors import CacheStateError, InputError
 from ...llama import CompressedLlama
 from ...tasks import Request
+from . import replies
 from .results import Line, Results
 from .sample_run import measure
 from .settings import Settings, Wanted
@@ -38,15 +39,18 @@ class Bench:
         from ...models.ggml_types import CACHE_TYPES
 
         s = self.settings
+        # answers are taken back, and a sliding window has forgotten by then what stood before them: it keeps them all,
+        # and the model has one sequence only
+        sliding = bool(models.facts(str(self.model)).n_swa)
         try:
             return CompressedLlama(
                 str(self.model),
-                n_ctx=s.length + SPARE_CELLS,
+                n_ctx=s.length + SPARE_CELLS + (0 if sliding else replies.ANSWER_CELLS),
+                n_seq_max=replies.SEQUENCES,
                 n_threads=s.threads,
                 n_threads_batch=s.threads,
                 n_batch=s.n_batch,
-                # answers are taken back, and a sliding window has forgotten by then what stood before them
-                swa_full=bool(models.facts(str(self.model)).n_swa),
+                swa_full=sliding,
                 type_k=CACHE_TYPES[s.type_k],
                 type_v=CACHE_TYPES[s.type_v],
             )

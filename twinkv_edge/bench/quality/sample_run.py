@@ -17,7 +17,7 @@ from ...pipeline import Plan
 from ...tasks import Sample
 from ...tasks.continuation import CONTINUATION
 from ...tasks.metrics import METRICS
-from . import answers
+from . import answers, replies
 from .settings import Settings
 
 
@@ -77,61 +77,19 @@ def _tokens(llm: CompressedLlama, sample: Sample, settings: Settings) -> tuple[l
     return context, llm.tokenize(asked.encode(), add_bos=False, special=False)
 
 
-class Copies:
-    """The prefilled cache, to be reduced again and again.
-
-    By masks; or, where the cache is not in host memory, by evicting from a saved state.
-    """
-
-    def __init__(self, llm: CompressedLlama) -> None:
-        self._llm = llm
-        self._state = None if llm.kv.can_hide else llm.save_state()
-
-    def keep(self, plan: Plan) -> None:
-        """The whole cache again, but for what the plan leaves out."""
-        everything = bool(plan.retained.all())
-        if self._state is None:
-            self._llm.kv.mask(None if everything else plan.retained)
-            return
-        self._llm.load_state(self._state)
-        if not everything:
-            self._llm.kv.evict(plan.retained)
-
-    def give_back(self) -> None:
-        """Nothing is hidden any more."""
-        if self._state is None:
-            self._llm.kv.mask(None)
-
-
-def _distinct(made: Sequence[Plan]) -> list[int]:
-    """For every plan the first one that keeps the very same tokens."""
-    first: dict[bytes, int] = {}
-    return [first.setdefault(np.packbits(plan.retained).tobytes(), i) for i, plan in enumerate(made)]
-
-
 def _answered(llm: CompressedLlama, sample: Sample, suffix: list[int], made: Sequence[Plan]) -> list[dict[str, Any]]:
     metric = METRICS[sample.metric]
-    texts: dict[int, str] = {}
-    earlier: list[list[int]] = []
-    outcomes = []
-    copy = Copies(llm)
-    try:
-        for number, (plan, same) in enumerate(zip(made, _distinct(made), strict=True)):
-            if same == number:
-                copy.keep(plan)
-                texts[number] = answers.greedy(
-                    llm,
-                    suffix,
-                    sample.max_tokens,
-                    lambda text: metric.is_settled(text, sample.answers),
-                    earlier,
-                    until_loop=metric.only_grows,
-                )
-            score = metric.judge(texts[same], sample.answers, sample.classes)
-            outcomes.append({"score": round(score, 4), "swaps": plan.swaps, "text": texts[same]})
-    finally:
-        copy.give_back()
-    return outcomes
+    ends = answers.Ends(
+        sample.max_tokens, lambda text: metric.is_settled(text, sample.answers), until_loop=metric.only_grows
+    )
+    return [
+        {
+            "score": round(metric.judge(text, sample.answers, sample.classes), 4),
+            "swaps": plan.swaps,
+            "text": text,
+        }
+        for plan, text in zip(made, replies.replies(llm, suffix, made, ends), strict=True)
+    ]
 
 
 def _continued(llm: CompressedLlama, sample: Sample, suffix: list[int], made: Sequence[Plan]) -> list[dict[str, Any]]:
@@ -141,9 +99,9 @@ def _continued(llm: CompressedLlama, sample: Sample, suffix: list[int], made: Se
     full = np.empty((len(further), llm.n_vocab()), dtype=np.float32)
     found: dict[int, answers.Likelihood] = {}
     outcomes = []
-    copy = Copies(llm)
+    copy = replies.Copies(llm)
     try:
-        for number, (plan, same) in enumerate(zip(made, _distinct(made), strict=True)):
+        for number, (plan, same) in enumerate(zip(made, replies.distinct(made), strict=True)):
             if same == number:
                 copy.keep(plan)
                 found[number] = answers.likelihood(llm, suffix[-1], further, full, is_full=number == 0)
