@@ -92,7 +92,7 @@ def test_where_nothing_can_be_masked_copies_are_evicted(
     def count(text: str) -> int:
         return len(llm.tokenize(text.encode(), add_bos=True, special=False))
 
-    sample = tasks.create("niah_single_2").sample(3, tasks.Request(400, count))
+    sample = tasks.create("niah_single_2").sample(4, tasks.Request(400, count))
     masked = measure(llm, sample, settings)
     monkeypatch.setattr(KVCache, "can_hide", False)
     evicted = measure(llm, sample, settings)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from .errors import CacheStateError, InputError
+
 IntArray = npt.NDArray[np.int32]
 
 
@@ -79,7 +81,18 @@ class Cells:
         return 0 if self.table is None else int((self.table[layer] >= 0).sum(axis=-1).max())
 
     def kept(self, retained: npt.NDArray[np.bool_]) -> IntArray:
-        """The cells to keep, int32 [L, H, K]: those marked and not hidden, ascending, then -1."""
+        """The cells to keep, int32 [L, H, K]: those marked and not hidden, ascending, then -1.
+
+        Raises:
+            CacheStateError: There are no cells.
+            InputError: retained is not bool [L, H, n_cells], or a head keeps nothing.
+        """
+        shape = (*self._shape, self.n_cells)
+        if self.n_cells == 0:
+            raise CacheStateError("the cache is empty: evaluate a prompt before evicting from it")
+        if not isinstance(retained, np.ndarray) or retained.dtype != np.bool_ or retained.shape != shape:
+            given = f"{retained.dtype} {list(retained.shape)}" if isinstance(retained, np.ndarray) else type(retained)
+            raise InputError(f"retained must be a bool array [layers, KV heads, cells] = {list(shape)}, not {given}")
         marked = [retained[layer] & (self.positions(layer) >= 0) for layer in range(self._shape[0])]
         most = max(int(m.sum(axis=-1).max()) for m in marked)
         index = np.full((*self._shape, most), -1, dtype=np.int32)
@@ -87,6 +100,8 @@ class Cells:
             for head, cells in enumerate(heads):
                 found = np.flatnonzero(cells)
                 index[layer, head, : found.size] = found
+        if most == 0 or index[..., 0].min() < 0:
+            raise InputError("a head retains nothing: keep at least one cell per head")
         return index
 
     def moved(self, index: IntArray, told: IntArray) -> None:

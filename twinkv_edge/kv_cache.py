@@ -166,16 +166,7 @@ class KVCache:
         )
 
     def _kept_cells(self, retained: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
-        n = self.n_cells
-        if n == 0:
-            raise CacheStateError("the cache is empty: evaluate a prompt before evicting from it")
-        shape = (self.n_layers, self.n_head_kv, n)
-        if not isinstance(retained, np.ndarray) or retained.dtype != np.bool_ or retained.shape != shape:
-            found = f"{retained.dtype} {list(retained.shape)}" if isinstance(retained, np.ndarray) else type(retained)
-            raise InputError(f"retained must be a bool array [layers, KV heads, cells] = {list(shape)}, not {found}")
         index = self._cells.kept(retained)
-        if index.shape[-1] == 0 or index[..., 0].min() < 0:
-            raise InputError("a head retains nothing: keep at least one cell per head")
         if index.min() < 0 and not self.can_hide:
             raise UnsupportedModelError(
                 "heads keep different numbers of cells, which needs a cache in host memory: keep the same number"
@@ -337,24 +328,9 @@ class KVCache:
     # -- learning the layers -------------------------------------------------------------------------------------
 
     def discover(self, decode_one: Any) -> None:
-        """Learns the layers from one decoded token, then takes it back. `decode_one()` decodes it at position 0.
-
-        Raises:
-            UnsupportedModelError: The model keeps no cache that can be rewritten.
-            StateFormatError: llama.cpp's state is not laid out as known.
-        """
-        decode_one()
-        if failure := self._tap.take_failure():
-            raise UnsupportedModelError(failure)
-        if self._tap.n_layers == 0:
-            raise UnsupportedModelError(
-                "no attention layer with a KV cache was seen: the model is recurrent, hybrid, MLA or an encoder"
-            )
-        self.layers = layers.match(self._tap, self.sequence_state())
+        """Learns the layers from one decoded token, then takes it back; see `layers.discover`."""
+        self.layers = layers.discover(self._tap, decode_one, self.sequence_state)
         self._cells = Cells(self.n_layers, self.n_head_kv)
-        known = {layer.tap_index for layer in self.layers}
-        for index in range(self._tap.n_layers):
-            self._tap.watch(index, index in known)
         llama_cpp.llama_memory_clear(self._memory, False)
         self._tap.reset()
         self.release()

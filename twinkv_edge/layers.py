@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,31 @@ class Layer:
     kq_scale: float
     softcap: float
     rotation: Rotation
+
+
+def discover(tap: Any, decode_one: Callable[[], None], state: Callable[[], npt.NDArray[np.uint8]]) -> tuple[Layer, ...]:
+    """The layers as one decoded token shows them; the others are not watched any more.
+
+    Args:
+        decode_one: Decodes a token at position 0.
+        state: llama.cpp's sequence state, uint8 [size].
+
+    Raises:
+        UnsupportedModelError: The model keeps no cache that can be rewritten.
+        StateFormatError: llama.cpp's state is not laid out as known.
+    """
+    decode_one()
+    if failure := tap.take_failure():
+        raise UnsupportedModelError(failure)
+    if tap.n_layers == 0:
+        raise UnsupportedModelError(
+            "no attention layer with a KV cache was seen: the model is recurrent, hybrid, MLA or an encoder"
+        )
+    found = match(tap, state())
+    known = {layer.tap_index for layer in found}
+    for index in range(tap.n_layers):
+        tap.watch(index, index in known)
+    return found
 
 
 def match(tap: Any, state: npt.NDArray[np.uint8]) -> tuple[Layer, ...]:
