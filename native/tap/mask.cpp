@@ -1,7 +1,7 @@
 // Attention masks per head: a copy of llama.cpp's mask for every query head, with hidden cells at -inf,
 // stands in its place while the node runs. The CPU kernels index the mask by head (ne[2]), so this is exact. Where all
-// heads hide the same cells, one copy serves them all. Rows of a batch may hide different sets: many compressions of one
-// prompt are then decoded side by side, each in a sequence of its own.
+// heads hide the same cells, one copy serves them all. Rows of a batch may hide different sets: many compressions of
+// one prompt are then decoded side by side, each in a sequence of its own.
 #include "tap/tap.hpp"
 
 #include <cmath>
