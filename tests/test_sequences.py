@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import llama_cpp
 import numpy as np
 import pytest
@@ -14,17 +12,6 @@ from twinkv_edge._install import native
 from twinkv_edge.kv_cache import _address
 
 OTHER = 2
-
-
-class ThreeSequences(tk.CompressedLlama):
-    @property
-    def context_params(self) -> Any:
-        return tk.CompressedLlama.context_params.fget(self)  # type: ignore[attr-defined]
-
-    @context_params.setter
-    def context_params(self, params: Any) -> None:
-        params.n_seq_max = 3
-        tk.CompressedLlama.context_params.fset(self, params)  # type: ignore[attr-defined]
 
 
 def decode_other(llm: tk.CompressedLlama, tokens: list[int], start: int) -> np.ndarray:
@@ -42,7 +29,7 @@ def decode_other(llm: tk.CompressedLlama, tokens: list[int], start: int) -> np.n
 
 def test_evicting_one_sequence_leaves_the_other_alone(smollm2: str, licence_tokens: list[int]) -> None:
     q8_0 = llama_cpp.GGML_TYPE_Q8_0
-    llm = ThreeSequences(smollm2, n_ctx=1024, n_threads=2, type_k=q8_0, type_v=q8_0)
+    llm = tk.CompressedLlama(smollm2, n_ctx=1024, n_seq_max=3, n_threads=2, type_k=q8_0, type_v=q8_0)
     try:
         llm.eval(licence_tokens[:200])
         decode_other(llm, licence_tokens[500:600], 0)

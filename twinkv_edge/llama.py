@@ -88,7 +88,7 @@ class CompressedLlama(llama_cpp.Llama):  # type: ignore[misc]
         if not self.facts.n_swa:
             # a spare sequence in the same cells lets eviction close up the cache in place; it costs no memory here, but
             # a sliding-window cache would grow with it
-            params.n_seq_max, params.kv_unified = max(2, self._n_seq_max), True
+            params.n_seq_max, params.kv_unified = max(2, self._n_seq_max, params.n_seq_max), True
         self._context_params = params
 
     # Llama checks prompts and max_tokens against _n_ctx: the tokens that can be in play, evicted ones included.
